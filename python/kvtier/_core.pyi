@@ -1,0 +1,318 @@
+"""Types of the compiled core. Shapes, dtypes and units are part of each docstring."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, final
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+__version__: str
+
+Identity = str | bytes | int
+"""A value that becomes part of a block hash: text (UTF-8), bytes, or a signed integer below 2**127."""
+
+TokenIds = Sequence[int] | Buffer
+"""Token ids, each in 0 .. 2**32 - 1: a sequence of int, or a one-dimensional contiguous buffer of any integer dtype."""
+
+Digests = Sequence[bytes] | Buffer
+"""Block hashes: a sequence of 32-byte `bytes`, or one contiguous byte buffer of 32 bytes per block."""
+
+RequestId = str | int
+"""The caller's name of a request; `1` and `"1"` are different requests. Integers must fit 64 bits, signed."""
+
+@final
+class Admission:
+    """What `BlockTable.admit` found and reserved. Immutable."""
+
+    @property
+    def block_ids(self) -> npt.NDArray[np.int32]:
+        """Device-local Gpu block ids for all tokens, in order: shape (blocks,), int32. Hits first, then fresh."""
+    @property
+    def gpu_hit_blocks(self) -> int:
+        """Leading blocks that are in the Gpu tier."""
+    @property
+    def cpu_hit_blocks(self) -> int:
+        """Blocks after those that the next `step` loads from the Cpu tier."""
+    @property
+    def fresh_blocks(self) -> int:
+        """Blocks after those, with nothing in them yet."""
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that need not be computed once the request is ready: hit blocks times `block_size`."""
+
+@final
+class Plan:
+    """The copies of one step. Immutable."""
+
+    @property
+    def loads(self) -> npt.NDArray[np.int32]:
+        """Copies Cpu to Gpu: shape (n, 2), int32, rows (Cpu block id, Gpu block id)."""
+    @property
+    def stores(self) -> npt.NDArray[np.int32]:
+        """Copies Gpu to Cpu: shape (n, 2), int32, rows (Gpu block id, Cpu block id)."""
+    @property
+    def load_ticket(self) -> int | None:
+        """Ticket of `loads`; None if there are none."""
+    @property
+    def store_ticket(self) -> int | None:
+        """Ticket of `stores`; None if there are none."""
+    @property
+    def not_stored(self) -> dict[str, int]:
+        """Blocks that wait for a later step, by reason (`"budget"`, `"no_cpu_slot"`); reasons of zero are left out."""
+
+@final
+class Swaps(Sequence[list[tuple[int, int]]]):
+    """The copies of one step as `(blocks to swap out, blocks to swap in)`; unpacks into the two lists. Immutable."""
+
+    @property
+    def swap_out(self) -> list[tuple[int, int]]:
+        """Stores: (Gpu block id, Cpu block id)."""
+    @property
+    def swap_in(self) -> list[tuple[int, int]]:
+        """Loads: (Cpu block id, Gpu block id)."""
+    @property
+    def store_ticket(self) -> int | None:
+        """Ticket of `swap_out`; None if it is empty."""
+    @property
+    def load_ticket(self) -> int | None:
+        """Ticket of `swap_in`; None if it is empty."""
+    def __len__(self) -> Literal[2]: ...
+    def __getitem__(self, index: int) -> list[tuple[int, int]]: ...  # type: ignore[override]
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]: ...
+
+@final
+class Event:
+    """One change of what a tier holds. Immutable."""
+
+    @property
+    def kind(self) -> Literal["stored", "removed"]:
+        """`"stored"` when the block became a hit, `"removed"` when it ceased to be one."""
+    @property
+    def tier(self) -> Literal["gpu", "cpu"]:
+        """The tier."""
+    @property
+    def block_hash(self) -> bytes:
+        """The block hash, 32 bytes."""
+    @property
+    def block_id(self) -> int:
+        """The block id inside that tier."""
+
+@final
+class BlockTable:
+    """The block allocator of an engine, with a Gpu tier and a Cpu tier.
+
+    It hands out block ids and plans copies; it never touches the blocks' memory. May be called from any thread.
+    See docs/design.md for every decision it takes.
+    """
+
+    def __new__(
+        cls,
+        gpu_blocks: int,
+        cpu_blocks: int,
+        block_size: int,
+        policy: str = "lru",
+        store: str = "eager",
+        max_store_blocks_per_step: int | None = None,
+        ranks: int = 1,
+        hash: str = "sha256",
+        root: bytes = b"",
+    ) -> BlockTable:
+        """Make an empty table.
+
+        Args:
+            gpu_blocks: Blocks of the Gpu tier, 1 .. 2**24.
+            cpu_blocks: Blocks of the Cpu tier, 0 .. 2**24; 0 makes a plain prefix cache.
+            block_size: Tokens per block, 1 .. 65536.
+            policy: Which block to evict: `"lru"`, the least recently released.
+            store: Which blocks to store: `"eager"`, every published block that the Cpu tier lacks.
+            max_store_blocks_per_step: Most stores that one `step` plans, 0 or more; None: no limit.
+            ranks: Workers that must acknowledge each ticket, 1 .. 64.
+            hash: How token ids become block hashes: `"sha256"`.
+            root: Mixed into every block hash. Put in it whatever makes blocks of two engines incompatible: model,
+                dtype, layout.
+
+        Raises:
+            ConfigError: An argument is outside its limits.
+        """
+
+    @property
+    def gpu_blocks(self) -> int: ...
+    @property
+    def cpu_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    def admit(
+        self,
+        request_id: RequestId,
+        token_ids: TokenIds,
+        salt: Identity | None = None,
+        adapter: Identity | tuple[Identity, ...] | None = None,
+        media: Sequence[tuple[Identity, int]] = (),
+    ) -> Admission:
+        """Find the longest usable prefix, hold it, and reserve Gpu blocks for all tokens; or change nothing.
+
+        Args:
+            request_id: A name for the request, not in use by a live one.
+            token_ids: The tokens, at least one.
+            salt: Separates tenants: requests with different salts share no block.
+            adapter: Separates adapters (LoRA): name, number, or a tuple of them.
+            media: Items that stand behind placeholder tokens: (content hash, position of the item's first token).
+
+        Raises:
+            ConfigError: An argument is outside its limits, or the id is in use.
+            OutOfBlocksError: The Gpu tier cannot hold the request now; nothing was changed.
+        """
+    def admit_hashed(self, request_id: RequestId, digests: Digests, num_tokens: int) -> Admission:
+        """As `admit`, with the block hashes given: exactly `num_tokens // block_size` of them.
+
+        Raises:
+            ConfigError: An argument is outside its limits, or the id is in use.
+            OutOfBlocksError: The Gpu tier cannot hold the request now; nothing was changed.
+        """
+    def extend(self, request_id: RequestId, token_ids: TokenIds) -> npt.NDArray[np.int32]:
+        """Add tokens at the end of a request that was admitted with `admit`.
+
+        Returns:
+            The ids of the Gpu blocks added, in order: shape (blocks,), int32; often empty.
+
+        Raises:
+            ConfigError: A token id is out of range, or the request was admitted with `admit_hashed`.
+            OutOfBlocksError: The Gpu tier has no block for it now; nothing was changed.
+            UnknownRequestError: No live request has this id.
+        """
+    def extend_hashed(self, request_id: RequestId, digests: Digests, num_tokens: int) -> npt.NDArray[np.int32]:
+        """Add `num_tokens` tokens at the end of a request that was admitted with `admit_hashed`.
+
+        Args:
+            request_id: The request.
+            digests: Hashes of the blocks that became full by this call, exactly as many.
+            num_tokens: Tokens added (not the new total).
+
+        Returns:
+            The ids of the Gpu blocks added, in order: shape (blocks,), int32.
+
+        Raises:
+            ConfigError: An argument is outside its limits, or the request was admitted with `admit`.
+            OutOfBlocksError: The Gpu tier has no block for it now; nothing was changed.
+            UnknownRequestError: No live request has this id.
+        """
+    def commit(self, request_id: RequestId, num_tokens: int) -> None:
+        """Say that the KV of the request's first `num_tokens` tokens is written (accepted tokens only).
+
+        Full blocks among them become hits for others and may be stored. Calling again with no more tokens does
+        nothing. While loads of the request run, the call is remembered and takes effect when they have finished.
+
+        Raises:
+            ConfigError: More tokens than the request has.
+            UnknownRequestError: No live request has this id.
+        """
+    def is_ready(self, request_id: RequestId) -> bool:
+        """Whether all loads of the request have finished, well or badly (see `valid_tokens`).
+
+        Raises:
+            UnknownRequestError: No live request has this id.
+        """
+    def valid_tokens(self, request_id: RequestId) -> int:
+        """How many leading tokens have valid KV now: hits whose loads came through, then committed tokens.
+
+        Less than `cached_tokens` on a ready request means that a load failed: compute from there on.
+
+        Raises:
+            UnknownRequestError: No live request has this id.
+        """
+    def block_ids(self, request_id: RequestId) -> npt.NDArray[np.int32]:
+        """All Gpu block ids of a live request, in order: shape (blocks,), int32.
+
+        Raises:
+            UnknownRequestError: No live request has this id.
+        """
+    def release(self, request_id: RequestId) -> None:
+        """End a finished request. Its committed full blocks stay cached.
+
+        Raises:
+            UnknownRequestError: No live request has this id.
+        """
+    def abort(self, request_id: RequestId) -> None:
+        """End a request that will not finish. Its committed full blocks stay cached, all else is dropped.
+
+        Raises:
+            UnknownRequestError: No live request has this id.
+        """
+    def preempt(self, request_id: RequestId) -> None:
+        """End a request that will be admitted again later: its committed full blocks stay cached and come back as hits.
+
+        Raises:
+            UnknownRequestError: No live request has this id.
+        """
+    def step(self) -> Plan:
+        """Plan the copies that are due now: all loads, then stores within the budget."""
+    def get_and_reset_swaps(self) -> Swaps:
+        """As `step`, in the form `(blocks to swap out, blocks to swap in)`; the tickets are attributes of the result."""
+    def complete(self, ticket: int, rank: int = 0, failed: Sequence[int] | Buffer = ()) -> bool:
+        """Acknowledge the copies of a ticket.
+
+        Args:
+            ticket: `Plan.load_ticket` or `Plan.store_ticket`.
+            rank: The worker that acknowledges, 0 .. ranks - 1.
+            failed: Indices of the pairs that did not copy on this rank, in any order.
+
+        Returns:
+            True if this was the last rank and the ticket is finished.
+
+        Raises:
+            ConfigError: rank or an index is out of range; nothing was changed.
+            StaleTicketError: The ticket is unknown, finished, or acknowledged by this rank before; nothing was changed.
+        """
+    def open_tickets(self) -> list[int]:
+        """Tickets that wait for an acknowledgement, oldest first."""
+    def lookup(
+        self,
+        token_ids: TokenIds,
+        salt: Identity | None = None,
+        adapter: Identity | tuple[Identity, ...] | None = None,
+        media: Sequence[tuple[Identity, int]] = (),
+    ) -> tuple[int, int]:
+        """How many blocks `admit` of the same arguments would find now: (in the Gpu tier, then in the Cpu tier).
+
+        Changes nothing. No tokens: (0, 0).
+
+        Raises:
+            ConfigError: An argument is outside its limits.
+        """
+    def lookup_hashed(self, digests: Digests) -> tuple[int, int]:
+        """As `lookup`, over all the given block hashes: none is left out for a token to compute.
+
+        Raises:
+            ConfigError: A digest is not 32 bytes long.
+        """
+    def block_hashes(
+        self,
+        token_ids: TokenIds,
+        salt: Identity | None = None,
+        adapter: Identity | tuple[Identity, ...] | None = None,
+        media: Sequence[tuple[Identity, int]] = (),
+    ) -> bytes:
+        """The hashes of the full blocks of these tokens, 32 bytes each, as `admit` would compute them.
+
+        Raises:
+            ConfigError: An argument is outside its limits.
+        """
+    def reset(self) -> bool:
+        """Forget every cached block of both tiers.
+
+        Returns:
+            False, and nothing changed, while a request is live or a ticket is open.
+        """
+    def stats(self) -> dict[str, int]:
+        """Counters since construction and gauges of now, by name; see docs/design.md, section Statistics."""
+    def events(self) -> list[Event]:
+        """What became a hit and what ceased to be one since the last call, in order; at most 65,536 are kept."""
+    def audit(self) -> None:
+        """Prove the table's invariants, in time proportional to its size.
+
+        Raises:
+            InvariantError: One does not hold; the text names it and the slot.
+        """
