@@ -10,34 +10,34 @@ from kvtier.errors import InvariantError
 from kvtier.reference.tier import State, Tier
 
 if TYPE_CHECKING:
-    from kvtier.reference.table import ReferenceBlockTable
+    from kvtier.reference.blocks import Blocks
 
 
-def audit(table: ReferenceBlockTable) -> None:
+def audit(blocks: Blocks) -> None:
     """Prove that every slot is what its owners say it is.
 
     Raises:
         InvariantError: One is not; the text names the invariant and the slot.
     """
-    loads = list(table._planned_loads)
+    loads = list(blocks.planned_loads)
     stores = []
-    for ticket in table._tickets.values():
+    for ticket in blocks.tickets.values():
         loads += ticket.loads
         stores += ticket.stores
     landing = Counter(load.destination for load in loads)
     gpu_holds = Counter(store.source for store in stores)
-    for request in table._requests.values():
+    for request in blocks.requests.values():
         # A destination that is still in flight has its load for an owner.
         own = {load.destination for load in loads if load.request is request}
         gpu_holds.update(block_id for block_id in request.block_ids if block_id not in own)
-    _audit_tier(table._gpu, gpu_holds, landing)
-    _audit_tier(table._cpu, Counter(load.source for load in loads), Counter(store.destination for store in stores))
+    _audit_tier(blocks.gpu, gpu_holds, landing)
+    _audit_tier(blocks.cpu, Counter(load.source for load in loads), Counter(store.destination for store in stores))
 
-    _require(table._receiving == {store.block_hash for store in stores}, "cpu: receiving is what the tickets store")
-    for block_id in table._store_queue:
-        block_hash = table._gpu.slots[block_id].block_hash
-        _require(table._gpu.index.get(block_hash) == block_id, f"gpu slot {block_id}: in the store queue, not cached")
-        known = block_hash in table._cpu.index or block_hash in table._receiving
+    _require(blocks.receiving == {store.block_hash for store in stores}, "cpu: receiving is what the tickets store")
+    for block_id in blocks.store_queue:
+        block_hash = blocks.gpu.slots[block_id].block_hash
+        _require(blocks.gpu.index.get(block_hash) == block_id, f"gpu slot {block_id}: in the store queue, not cached")
+        known = block_hash in blocks.cpu.index or block_hash in blocks.receiving
         _require(not known, f"gpu slot {block_id}: in the store queue, yet the Cpu tier has it")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
 
 Identity = str | bytes | int
 Adapter = Identity | tuple[Identity, ...]
@@ -46,13 +45,6 @@ def request_root(root: bytes, salt: Identity | None, adapter: Adapter | None) ->
 
 
 @dataclass(frozen=True)
-class HashedChain:
-    """The chain of a request whose block hashes the caller gives; it only counts."""
-
-    kind: Literal["hashed"] = "hashed"
-
-
-@dataclass(frozen=True)
 class TokenChain:
     """A chain of hashes up to the last full block, with what the next hash will need."""
 
@@ -64,7 +56,6 @@ class TokenChain:
     """Position of the first token that is not in a full block yet."""
     tail: tuple[int, ...] = ()
     """The tokens from `start` on: fewer than `block_size`."""
-    kind: Literal["tokens"] = "tokens"
 
     def extended(self, tokens: Sequence[int]) -> tuple[TokenChain, list[bytes]]:
         """The chain after more tokens, and the hashes of the blocks that they filled."""
@@ -81,6 +72,10 @@ class TokenChain:
             start += self.block_size
         tail = tuple(waiting[len(hashes) * self.block_size :])
         return TokenChain(self.block_size, parent, self.media, start, tail), hashes
+
+
+Chain = TokenChain | None
+"""None for a request whose block hashes the caller gives."""
 
 
 def sorted_media(media: Sequence[MediaItem]) -> tuple[MediaItem, ...]:

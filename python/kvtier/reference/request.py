@@ -1,11 +1,10 @@
-"""What the table remembers about requests, loads and tickets."""
+"""What the table remembers about requests, loads, stores and tickets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-from kvtier.reference.hashing import HashedChain, TokenChain
+from kvtier.reference.hashing import Chain
 
 
 @dataclass(eq=False)
@@ -14,15 +13,15 @@ class Request:
 
     request_id: str | int
     num_tokens: int
-    chain: TokenChain | HashedChain
+    chain: Chain
     hashes: list[bytes]
     """Of its full blocks."""
     block_ids: list[int]
     gpu_hits: int
     cpu_hits: int
-    valid_tokens: int
-    """Leading tokens with valid KV; commits move it up. Commit has handled `valid_tokens // block_size` blocks."""
-    ready: bool
+    valid_tokens: int = 0
+    """Leading tokens with valid KV: hits that came through, then committed tokens."""
+    ready: bool = True
     """Whether its loads have finished."""
     remembered_commit: int = 0
     """The most tokens committed while loads ran."""
@@ -52,12 +51,11 @@ class Store:
 
 @dataclass(eq=False)
 class Ticket:
-    """Copies that run, until every rank has acknowledged them."""
+    """Copies that run, either loads or stores, until every rank has acknowledged them."""
 
-    kind: Literal["load", "store"]
-    loads: list[Load]
-    stores: list[Store]
-    waiting_ranks: set[int]
+    loads: list[Load] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    waiting_ranks: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     """Indices of pairs that failed on some rank."""
 
@@ -65,3 +63,24 @@ class Ticket:
     def num_pairs(self) -> int:
         """Copies under the ticket."""
         return len(self.loads) + len(self.stores)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The copies that one step planned, and why others have to wait."""
+
+    loads: list[Load]
+    load_ticket: int | None
+    stores: list[Store]
+    store_ticket: int | None
+    not_stored: dict[str, int]
+
+    @property
+    def load_pairs(self) -> list[tuple[int, int]]:
+        """(Cpu block id, Gpu block id) of each load."""
+        return [(load.source, load.destination) for load in self.loads]
+
+    @property
+    def store_pairs(self) -> list[tuple[int, int]]:
+        """(Gpu block id, Cpu block id) of each store."""
+        return [(store.source, store.destination) for store in self.stores]

@@ -83,10 +83,6 @@ class Tier:
         slot.state = state
         slot.holds = 1 if state is State.CLAIMED else 0
 
-    def find(self, block_hash: bytes) -> int | None:
-        """The cached block with this hash."""
-        return self.index.get(block_hash)
-
     def hold(self, block_id: int) -> None:
         """Forbid the eviction of a cached block once more."""
         self.slots[block_id].holds += 1
