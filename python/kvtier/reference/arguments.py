@@ -23,6 +23,8 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
         ConfigError: It is outside.
         TypeError: It is no integer.
     """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be int, not bool")
     number = operator.index(value)
     if not low <= number <= high:
         raise ConfigError(name, number, f"must be {low} .. {high}")
@@ -87,7 +89,7 @@ def _integers(name: str, value: Any, low: int, high: int) -> list[int]:
         raise TypeError(f"{name} must be a sequence of int or a buffer, not {type(value).__name__}")
     for position, item in enumerate(items):
         if not low <= item <= high:
-            raise ConfigError(name, f"{item} at position {position}", f"must be {low} .. {high}")
+            raise ConfigError(f"{name}[{position}]", item, f"must be {low} .. {high}")
     return items
 
 
@@ -131,7 +133,7 @@ def digests(value: Any) -> list[bytes]:
         if not isinstance(item, bytes):
             raise TypeError(f"digests must contain bytes, not {type(item).__name__}")
         if len(item) != DIGEST_BYTES:
-            raise ConfigError("digests", f"{len(item)} bytes at position {position}", f"must be {DIGEST_BYTES} bytes")
+            raise ConfigError(f"digests[{position}]", f"{len(item)} bytes", f"must be {DIGEST_BYTES} bytes")
     return list(value)
 
 
@@ -188,5 +190,5 @@ def media(value: Any, num_tokens: int) -> list[MediaItem]:
     for item in value:
         if not isinstance(item, tuple) or len(item) != 2:
             raise TypeError("media must contain tuples (hash, offset)")
-        items.append((identity("media", item[0]), integer("media", item[1], 0, num_tokens - 1)))
+        items.append((identity("media hash", item[0]), integer("media offset", item[1], 0, num_tokens - 1)))
     return items
