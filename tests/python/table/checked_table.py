@@ -148,10 +148,12 @@ class CheckedTable:
 
     def _write(self, request: LiveRequest, num_tokens: int) -> None:
         """The engine has computed these tokens: their full blocks have their content, a partial block has junk."""
-        cells, first = self.memory.cells["gpu"], request.handled
+        if num_tokens <= max(request.valid_tokens, request.remembered):
+            return
+        cells, last = self.memory.cells["gpu"], num_tokens // self.block_size
+        first = request.handled
         if request.loads != "none":
-            first = request.cached_blocks
-        last = num_tokens // self.block_size
+            first = max(request.cached_blocks, request.remembered // self.block_size)
         for position in range(first, last):
             cells[request.ids[position]] = request.prints[position]
         if first <= last < len(request.ids) and num_tokens % self.block_size:
@@ -327,7 +329,7 @@ class CheckedTable:
         except (KvtierError, *other_errors):
             self._unchanged(MAY_MOVE_ON_REFUSAL)
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, AssertionError):
             raise
         except BaseException as error:
             raise AssertionError(f"O5: {type(error).__name__} is no documented error: {error}") from error

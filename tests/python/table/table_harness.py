@@ -50,6 +50,12 @@ class Harness(CheckedTable):
                 for rank in range(self.table.ranks):
                     self.complete(number, rank, range(len(pairs)) if fail else ())
 
+    def complete_all(self) -> None:
+        """Every open ticket is acknowledged by the ranks that have not done so."""
+        for number, ticket in list(self.book.tickets.items()):
+            for rank in set(range(self.table.ranks)) - ticket.acknowledged:
+                self.complete(number, rank)
+
     def done_again(self, number: int) -> None:
         """A late acknowledgement of a finished ticket, which must change nothing."""
         try:
@@ -99,10 +105,7 @@ class Harness(CheckedTable):
 
     def finish(self) -> None:
         """O3: once nobody uses the table, one request can have all Gpu blocks, and nothing is held on the host."""
-        for number in list(self.book.tickets):
-            for rank in range(self.table.ranks):
-                if rank not in self.book.tickets[number].acknowledged:
-                    self.complete(number, rank)
+        self.complete_all()
         for request_id in list(self.book.requests):
             self.abort(request_id)
         self.wipe_gpu()
