@@ -9,6 +9,9 @@ from typing_extensions import Buffer
 
 __version__: str
 
+__build__: Literal["release", "debug"]
+"""Whether the core was compiled with optimisation."""
+
 Identity = str | bytes | int
 """A value that becomes part of a block hash: text (UTF-8), bytes, or a signed integer below 2**127."""
 
@@ -250,7 +253,7 @@ class BlockTable:
     def step(self) -> Plan:
         """Plan the copies that are due now: all loads, then stores within the budget."""
     def get_and_reset_swaps(self) -> Swaps:
-        """As `step`, in the form `(blocks to swap out, blocks to swap in)`; the tickets are attributes of the result."""
+        """As `step`, in the form `(blocks to swap out, blocks to swap in)`; the tickets are attributes of it."""
     def complete(self, ticket: int, rank: int = 0, failed: Sequence[int] | Buffer = ()) -> bool:
         """Acknowledge the copies of a ticket.
 
