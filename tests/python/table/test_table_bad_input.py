@@ -23,7 +23,7 @@ from refusals import HUGE, names, refused
 )
 def test_constructor_values(make_table, argument, value):
     arguments = {"gpu_blocks": 4, "cpu_blocks": 4, "block_size": 4} | {argument: value}
-    error = refused(lambda: make_table(**arguments))
+    error = refused(lambda: make_table(**arguments), ConfigError)
     assert names(error, argument, value if isinstance(value, int) else None)
 
 
