@@ -7,7 +7,18 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-__all__ = ["Admission", "BlockTable", "Event", "Plan", "Swaps", "__build__", "__version__"]
+__all__ = [
+    "Admission",
+    "BlockTable",
+    "CopyWorkers",
+    "DescribedMemory",
+    "Event",
+    "HostArena",
+    "Plan",
+    "Swaps",
+    "__build__",
+    "__version__",
+]
 
 __version__: str
 
