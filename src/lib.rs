@@ -7,21 +7,27 @@
 pub mod block;
 pub mod error;
 pub mod event;
+mod eviction;
 mod free_bitmap;
 pub mod hash;
 mod index;
 pub mod plan;
 #[cfg(feature = "python")]
 mod python;
+mod region;
 pub mod session;
+mod slot;
 mod slot_list;
 pub mod stats;
+mod sync;
 pub mod table;
+mod ticket;
 mod tier;
 
 pub use block::{BlockHash, BlockId, Cpu, CpuBlockId, Gpu, GpuBlockId};
 pub use error::{Error, Result};
 pub use plan::Plan;
-pub use session::RequestId;
-pub use table::{Admission, BlockTable, Config};
+pub use session::{Admission, RequestId, Session};
+pub use table::{BlockTable, Config};
+pub use ticket::MAX_RANKS;
 pub use tier::TierCounts;
