@@ -3,6 +3,7 @@
 mod args;
 mod errors;
 mod plan;
+mod session_cell;
 mod table;
 
 use pyo3::prelude::*;
