@@ -1,6 +1,7 @@
 //! Proof of the invariants, in time proportional to the table.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::{Loads, Session};
 use crate::block::{BlockId, CpuBlockId, GpuBlockId};
@@ -30,7 +31,7 @@ fn require(holds: bool, what: impl FnOnce() -> String) -> Result<()> {
 impl Session {
     /// Proves that every slot is in one state, that every hold has an owner, and that tickets name slots of their own.
     ///
-    /// No other thread may use the table or share its Cpu tier meanwhile, or the proof may fail for no fault.
+    /// No other thread may use the table or its Cpu tier meanwhile, or the proof may fail for no fault.
     pub fn audit(&mut self) -> Result<()> {
         self.settle();
         let shared = self.shared();
@@ -40,7 +41,10 @@ impl Session {
         self.audit_requests(&mut expected)?;
         self.audit_tickets(&mut expected)?;
         audit_tier("gpu", &shared.gpu, &expected.gpu_holds, &expected.gpu_in_flight)?;
-        audit_tier("cpu", shared.cpu(), &expected.cpu_holds, &expected.cpu_in_flight)?;
+        // Where other sessions share the Cpu tier, its holds and copies are not all ours to account for.
+        if Arc::strong_count(&shared.host) == 1 {
+            audit_tier("cpu", shared.cpu(), &expected.cpu_holds, &expected.cpu_in_flight)?;
+        }
         for slot in self.store_queue.iter() {
             let state = shared.gpu.word(GpuBlockId::new(slot)).state();
             require(state == State::Cached, || format!("gpu slot {slot}: in the store queue and {state:?}"))?;
