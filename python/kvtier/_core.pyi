@@ -108,8 +108,8 @@ class BlockTable:
     """The block allocator of an engine, with a Gpu tier and a Cpu tier.
 
     It hands out block ids and plans copies; it never touches the blocks' memory. `lookup`, `lookup_hashed`,
-    `block_hashes`, `stats`, `events` and `complete` may be called from any thread at any time; every other method by one
-    scheduler thread at a time, or it raises `SessionInUseError`. See docs/design.md for every decision it takes.
+    `block_hashes`, `stats`, `events` and `complete` may be called from any thread at any time; every other method
+    by one scheduler thread at a time, or it raises `SessionInUseError`. See docs/design.md for every decision it takes.
     """
 
     def __new__(
