@@ -21,13 +21,21 @@ from kvtier.errors import (
     UnknownRequestError,
 )
 
+TYPE_CHECKING = False  # as that of typing, which would be half of the time that importing kvtier takes
+if TYPE_CHECKING:
+    from kvtier.copy import CopyEngine
+    from kvtier.memory import HostMemory, MemoryLayout
+
 __all__ = [
     "Admission",
     "BlockTable",
     "ConfigError",
+    "CopyEngine",
     "Event",
+    "HostMemory",
     "InvariantError",
     "KvtierError",
+    "MemoryLayout",
     "OutOfBlocksError",
     "Plan",
     "SessionInUseError",
@@ -45,3 +53,19 @@ if __build__ != "release" and os.environ.get("KVTIER_ALLOW_DEBUG_BUILD", "0") in
         RuntimeWarning,
         stacklevel=2,
     )
+
+_IMPORTED_AT_FIRST_USE = {"CopyEngine": "copy", "HostMemory": "memory", "MemoryLayout": "memory"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _IMPORTED_AT_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_IMPORTED_AT_FIRST_USE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
