@@ -11,6 +11,7 @@ pub mod event;
 mod eviction;
 mod free_bitmap;
 pub mod hash;
+pub mod host;
 mod index;
 pub mod plan;
 #[cfg(feature = "python")]
@@ -27,6 +28,7 @@ mod tier;
 
 pub use block::{BlockHash, BlockId, Cpu, CpuBlockId, Gpu, GpuBlockId};
 pub use error::{Error, Result};
+pub use host::HostTable;
 pub use plan::Plan;
 pub use session::{Admission, RequestId, Session};
 pub use table::{BlockTable, Config};

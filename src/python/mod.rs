@@ -3,6 +3,7 @@
 mod args;
 mod copy;
 mod errors;
+mod host;
 mod plan;
 mod session_cell;
 mod table;
@@ -18,6 +19,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Swaps>()?;
     module.add_class::<plan::Event>()?;
+    module.add_class::<host::HostTable>()?;
     copy::register(module)?;
     Ok(())
 }
