@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust test-python fmt lock clean
+.PHONY: help demo test build wheel lint test-rust test-python test-vllm fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -59,6 +59,11 @@ test-python: ## run the Python tests against the installed wheel (options: ARGS=
 	KVTIER_REQUIRE_CORE=1 KVTIER_REQUIRE_TORCH=1 OMP_NUM_THREADS=1 KVTIER_WHEEL="$$(ls dist/kvtier-*.whl)" \
 	  $(PY) -m pytest $(ARGS)
 
+test-vllm: ## set up .venv-vllm (vLLM for CPU; some 7 GB), install the wheel there, run the connector in the real engine
+	@scripts/setup.sh --wheel run
+	@scripts/setup-vllm.sh
+	.venv-vllm/bin/python -m pytest tests/vllm -p no:cacheprovider $(ARGS)
+
 fmt: ## format the Rust and the Python code
 	@scripts/setup.sh test
 	cargo fmt
@@ -77,5 +82,5 @@ lock: ## resolve requirements/*.lock again, after a change of pyproject.toml or 
 	$(RESOLVE) requirements/test.in -c requirements/demo.lock -o requirements/test.lock
 
 clean: ## remove .venv and everything that was built
-	rm -rf .venv dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-vllm dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
