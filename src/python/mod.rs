@@ -1,0 +1,20 @@
+//! The extension module `kvtier._core`.
+
+mod args;
+mod errors;
+mod plan;
+mod table;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("__build__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
+    module.add_class::<table::BlockTable>()?;
+    module.add_class::<plan::Admission>()?;
+    module.add_class::<plan::Plan>()?;
+    module.add_class::<plan::Swaps>()?;
+    module.add_class::<plan::Event>()?;
+    Ok(())
+}
