@@ -296,7 +296,8 @@ class Engine:
             self.table.commit(request.request_id, part.end)
             if request.pending_tokens == 0:
                 request.tokens.append(choose_token(row, request.sampling, request.generator))
-                request.first_token_s = request.first_token_s or self.clock()
+                if request.first_token_s is None:
+                    request.first_token_s = self.clock()
                 request.finish_reason = self._finish_reason(request)
                 if request.finish_reason:
                     finished.append(request)
