@@ -1,0 +1,81 @@
+# `make` lists the targets. Set-up (.venv, locked packages, the wheel) is scripts/setup.sh; it does only what is missing.
+SHELL := bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test build wheel lint test-rust test-python fmt lock clean
+
+PY := .venv/bin/python
+ARGS ?=
+LOCK_ARGS ?=
+
+# Tests and demo run against the installed wheel, never against the source tree or a user's own packages.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP
+export PYTHONNOUSERSITE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export PIP_USER := 0
+# pyo3 asks this interpreter what to build for.
+export PYO3_PYTHON := $(CURDIR)/$(PY)
+
+# Under another HOME, rustup's cargo does not find its toolchains; they lie beside it.
+ifeq ($(RUSTUP_HOME)$(wildcard $(HOME)/.rustup),)
+  cargo_home := $(patsubst %/bin/cargo,%,$(shell command -v cargo))
+  ifneq ($(and $(cargo_home),$(wildcard $(cargo_home)/../.rustup)),)
+    export RUSTUP_HOME := $(cargo_home)/../.rustup
+  endif
+endif
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+demo: ## set up .venv, build and install the wheel, run `kvtier demo` (options: ARGS="--documents 20")
+	@scripts/setup.sh --wheel run demo
+	.venv/bin/kvtier demo $(ARGS)
+
+test: lint test-rust test-python ## set up .venv, build and install the wheel, run every check and every test
+
+build: ## build the wheel in release mode and install it in .venv, without the demo's packages
+	@scripts/setup.sh --wheel run
+
+wheel: build ## build the wheel in release mode: dist/kvtier-*.whl
+	@ls -l dist/kvtier-*.whl
+
+lint: ## check formatting, lints, types and the type stub of the core
+	@scripts/prerequisites.sh --lint >/dev/null
+	@scripts/setup.sh --wheel run demo test
+	cargo fmt --check
+	cargo clippy --locked --all-targets --all-features -- -D warnings
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml kvtier._core
+
+test-rust: ## run the Rust tests
+	@scripts/prerequisites.sh >/dev/null
+	cargo test --locked
+
+test-python: ## run the Python tests against the installed wheel (options: ARGS="-k admit")
+	@scripts/setup.sh --wheel run demo test
+	KVTIER_REQUIRE_CORE=1 KVTIER_REQUIRE_TORCH=1 OMP_NUM_THREADS=1 KVTIER_WHEEL="$$(ls dist/kvtier-*.whl)" \
+	  $(PY) -m pytest $(ARGS)
+
+fmt: ## format the Rust and the Python code
+	@scripts/setup.sh test
+	cargo fmt
+	$(PY) -m ruff check --fix-only --quiet
+	$(PY) -m ruff format
+
+RESOLVE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m uv pip compile --quiet --universal --python-version 3.11 \
+  --fork-strategy fewest --generate-hashes $(LOCK_ARGS)
+
+lock: ## resolve requirements/*.lock again, after a change of pyproject.toml or requirements/*.in (newer: LOCK_ARGS=--upgrade)
+	@scripts/setup.sh resolver
+	$(RESOLVE) requirements/resolver.in -o requirements/resolver.lock
+	$(RESOLVE) requirements/build.in -o requirements/build.lock
+	$(RESOLVE) pyproject.toml --extra demo -c requirements/demo.in -o requirements/demo.lock
+	$(RESOLVE) pyproject.toml -c requirements/demo.lock -o requirements/run.lock
+	$(RESOLVE) requirements/test.in -c requirements/demo.lock -o requirements/test.lock
+
+clean: ## remove .venv and everything that was built
+	rm -rf .venv dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
