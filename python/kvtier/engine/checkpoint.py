@@ -14,9 +14,11 @@ from kvtier.engine.model import FAMILIES, Model
 from kvtier.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+# What checkpoints may hold besides the weights: frequencies that are computed, and the second name of tied weights.
+REDUNDANT = ("rotary_emb.inv_freq", "lm_head.weight")
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> Model:
@@ -38,7 +40,7 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     if not any(folder.glob("*.safetensors")):
         raise ConfigError("model", folder, "the folder has no *.safetensors file with weights")
     try:
-        network, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype or "auto",
@@ -46,14 +48,17 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
             use_safetensors=True,
             output_loading_info=True,
         )
+        network, report = loaded
         network = network.to(target)
     except Exception as error:  # the libraries beneath raise a dozen kinds, none of them documented
         raise ConfigError("model", folder, f"the weights cannot be loaded: {_first_line(error)}") from error
-    # transformers fills what is missing with random numbers and only warns
-    for fault in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if report.get(fault):
-            names = sorted(str(name) for name in report[fault])
-            raise ConfigError("model", folder, f"weights do not fit config.json: {fault} {', '.join(names[:3])}")
+    # transformers fills what is missing with random numbers, ignores what is too much, and only warns
+    for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        names = sorted(str(name) for name in report[fault])
+        if fault == "unexpected_keys":
+            names = [name for name in names if not name.endswith(REDUNDANT)]
+        if names:
+            raise ConfigError("model", folder, f"the weights do not fit config.json: {fault} {', '.join(names[:3])}")
     name = hashlib.sha256(config.to_json_string().encode() + str(folder.resolve()).encode()).hexdigest()
     return Model(network, name, _read_tokenizer(folder))
 
@@ -81,8 +86,8 @@ def random_model(
     config = config or small_llama()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    network = network.to(dtype=dtype).to(target)
+        network: Any = AutoModelForCausalLM.from_config(config)
+    network = network.to(device=target, dtype=dtype)
     return Model(network, hashlib.sha256(config.to_json_string().encode() + str(seed).encode()).hexdigest())
 
 
@@ -136,9 +141,10 @@ def _read_config(folder: Path) -> PreTrainedConfig:
         kind = fields.get("model_type") if isinstance(fields, dict) else None
         raise ConfigError("model", folder, f"config.json has model_type {kind!r}, not one of {', '.join(FAMILIES)}")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # as above
         raise ConfigError("model", folder, f"config.json is refused: {_first_line(error)}") from error
+    return config
 
 
 def _read_tokenizer(folder: Path) -> Any:

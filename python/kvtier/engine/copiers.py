@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from kvtier.engine.memory import host_zeros
 from kvtier.errors import ConfigError, TransferError
 
 if TYPE_CHECKING:
@@ -63,29 +64,24 @@ class TorchCopyEngine:
     """Copies blocks with torch, on a stream of their own for each direction.
 
     Loads wait, on the device, for what the compute stream was given before `submit`: it may still read the previous
-    contents of their destination. Stores wait for the same: it may still write their source. The host waits for neither.
-    For a tensor in CPU memory the copies are done before `submit` returns.
+    contents of their destination. Stores wait for the same: it may still write their source. The host waits for
+    neither. For a tensor in CPU memory the copies are done before `submit` returns.
     """
 
-    def __init__(self, blocks: torch.Tensor, num_host_blocks: int) -> None:
+    def __init__(self, blocks: torch.Tensor, cpu_blocks: int) -> None:
         """Allocate the host memory.
 
         Args:
             blocks: The engine's memory: one block for each index of the first dimension, contiguous.
-            num_host_blocks: Blocks of host memory.
+            cpu_blocks: Blocks of host memory.
 
         Raises:
             ConfigError: `blocks` is not contiguous, or the host memory cannot be allocated.
         """
         if not blocks.is_contiguous():
-            raise ConfigError(
-                "blocks", f"strides {tuple(blocks.stride())}", "a contiguous tensor, block dimension first"
-            )
+            raise ConfigError("blocks", f"strides {tuple(blocks.stride())}", "a contiguous tensor, blocks first")
         self._gpu = blocks.view(len(blocks), -1)
-        try:
-            self._host = torch.empty((num_host_blocks, self._gpu.shape[1]), dtype=blocks.dtype)
-        except RuntimeError as error:
-            raise ConfigError("num_host_blocks", num_host_blocks, "more host memory than there is") from error
+        self._host = host_zeros("cpu_blocks", (cpu_blocks, self._gpu.shape[1]), blocks.dtype)
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._pinned = False
         if blocks.is_cuda:
@@ -167,7 +163,8 @@ class TorchCopyEngine:
         with torch.cuda.stream(stream):
             for first, second, num_blocks in runs:
                 target[second : second + num_blocks].copy_(source[first : first + num_blocks], non_blocking=True)
-            return stream.record_event()
+            event: torch.cuda.Event = stream.record_event()
+        return event
 
     @staticmethod
     def _check(name: str, pairs: npt.NDArray[np.int32], source: torch.Tensor, target: torch.Tensor) -> None:

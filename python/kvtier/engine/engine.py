@@ -66,7 +66,9 @@ class Engine:
             if value < 1:
                 raise ConfigError(name, value, "at least 1")
         if table_factory is None:
-            from kvtier import BlockTable as table_factory  # noqa: N813
+            import kvtier
+
+            table_factory = kvtier.BlockTable
         root = f"{model.name} {model.dtype} block-first".encode()
         self.table = table_factory(gpu_blocks, cpu_blocks, block_size, root=root)
         self.memory = model.make_memory(gpu_blocks, block_size)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvtier.errors import ConfigError
+from kvtier.host_memory import available_host_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,13 +56,15 @@ class KvMemory:
             ConfigError: The device cannot hold that many blocks.
         """
         shape = (num_blocks, layers, 2, block_size, kv_heads, head_dim)
-        try:
-            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            needed = torch.Size(shape).numel() * dtype.itemsize
-            raise ConfigError(
-                "gpu_blocks", num_blocks, f"the {needed} bytes they need cannot be allocated on {device}"
-            ) from error
+        if device.type == "cpu":
+            self.tensor = host_zeros("gpu_blocks", shape, dtype)
+        else:
+            try:
+                self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                needed = torch.Size(shape).numel() * dtype.itemsize
+                limit = f"the {needed} bytes they need cannot be allocated on {device}"
+                raise ConfigError("gpu_blocks", num_blocks, limit) from error
         self.block_size = block_size
         self.block_bytes = self.tensor[0].numel() * dtype.itemsize
 
@@ -92,3 +95,22 @@ class KvMemory:
         kv = self.tensor[blocks, layer]  # (blocks, 2, block_size, kv_heads, head_dim)
         k, v = (kv[:, i].flatten(0, 1)[:num_tokens].transpose(0, 1) for i in (0, 1))
         return k, v
+
+
+def host_zeros(argument: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of zeros in host memory, refused if the machine or its container does not have that much.
+
+    The kernel would promise any amount and then end the process that uses it.
+
+    Args:
+        argument: What a refusal names; its value is the first dimension.
+        shape: Shape of the tensor.
+        dtype: Its element type.
+
+    Raises:
+        ConfigError: It needs more than is available.
+    """
+    needed, available = torch.Size(shape).numel() * dtype.itemsize, available_host_bytes()
+    if needed > available:
+        raise ConfigError(argument, shape[0], f"they need {needed} bytes of host memory, {available} are available")
+    return torch.zeros(shape, dtype=dtype)

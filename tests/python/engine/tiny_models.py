@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-import pytest
-
-pytest.importorskip("torch", reason="the engine's tests need kvtier[demo]")
-
 import torch
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
-
 from kvtier.engine import Model, random_model
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 torch.set_num_threads(1)
 

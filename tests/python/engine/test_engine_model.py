@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tiny_models import CONFIGS, SIZES, tiny_model, tokens_of, transformers_logits
-
-import torch  # isort: skip
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
-
+import torch
 from kvtier.engine import KvMemory, Model, Segment, random_model
 from kvtier.errors import ConfigError
+from tiny_models import CONFIGS, SIZES, tiny_model, tokens_of, transformers_logits
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 # The promise: logits (standard deviation about 1) differ from transformers' by no more than this.
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -17,7 +15,7 @@ BLOCK = 4
 
 
 def run_in_chunks(model: Model, memory: KvMemory, parts: list[tuple[list[int], list[int], list[int]]]) -> list:
-    """Compute several requests together. Each part: tokens, block ids, ends of its chunks. Returns (request, end, row)."""
+    """Compute several requests together: (tokens, block ids, ends of chunks) each. Returns (request, end, logits)."""
     rows = []
     starts = [0] * len(parts)
     for turn in range(max(len(ends) for _, _, ends in parts)):
