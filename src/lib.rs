@@ -5,6 +5,7 @@
 //! `docs/design.md` has every decision it takes.
 
 pub mod block;
+pub mod copy;
 pub mod error;
 pub mod event;
 mod free_bitmap;

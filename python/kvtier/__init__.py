@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtier._core import Admission, BlockTable, Event, Plan, Swaps, __version__
+from kvtier.copy import CopyEngine
 from kvtier.errors import (
     ConfigError,
     InvariantError,
@@ -12,14 +13,18 @@ from kvtier.errors import (
     TransferError,
     UnknownRequestError,
 )
+from kvtier.memory import HostMemory, MemoryLayout
 
 __all__ = [
     "Admission",
     "BlockTable",
     "ConfigError",
+    "CopyEngine",
     "Event",
+    "HostMemory",
     "InvariantError",
     "KvtierError",
+    "MemoryLayout",
     "OutOfBlocksError",
     "Plan",
     "StaleTicketError",

@@ -316,3 +316,100 @@ class BlockTable:
         Raises:
             InvariantError: One does not hold; the text names it and the slot.
         """
+
+@final
+class DescribedMemory:
+    """Where the bytes of each block are. `kvtier.MemoryLayout` wraps it and keeps the memory allocated."""
+
+    def __new__(cls, fragments: list[tuple[int, int, int]], num_blocks: int) -> DescribedMemory:
+        """Check a description.
+
+        Args:
+            fragments: Per fragment (address, block stride in bytes, bytes).
+            num_blocks: Blocks, 1 .. 2**24.
+
+        Raises:
+            ConfigError: A value is outside its limits, or two fragments have a byte in common.
+        """
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, without padding."""
+    @property
+    def fragments(self) -> list[tuple[int, int, int]]:
+        """Per fragment (address, block stride in bytes, bytes); those without a gap between them are joined."""
+
+@final
+class HostArena(Buffer):
+    """Anonymous memory for the slots of the Cpu tier: a writable buffer of all bytes. `kvtier.HostMemory` wraps it."""
+
+    def __new__(cls, num_blocks: int, block_bytes: int) -> HostArena:
+        """Map address space; no memory is behind it before `touch`.
+
+        Args:
+            num_blocks: Slots, 1 .. 2**24.
+            block_bytes: Bytes of a block, 1 or more; its slot is rounded up to 4 KiB.
+
+        Raises:
+            ConfigError: A size is outside its limits, or the system refuses the mapping.
+        """
+
+    @staticmethod
+    def sizes(num_blocks: int, block_bytes: int) -> tuple[int, int]:
+        """Bytes of one slot and of all slots, without making an arena.
+
+        Raises:
+            ConfigError: A size is outside its limits.
+        """
+    def touch(self) -> None:
+        """Put zeroed memory behind all bytes, with several threads; to be called once, before the first use."""
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def address(self) -> int:
+        """Address of slot 0."""
+
+@final
+class CopyWorkers:
+    """Queue and threads of a copy engine. `kvtier.CopyEngine` wraps it and documents the calls."""
+
+    def __new__(
+        cls, gpu: DescribedMemory, owner: object, cpu: HostArena, num_threads: int, max_queued: int
+    ) -> CopyWorkers:
+        """Start the threads.
+
+        Args:
+            gpu: The engine's memory.
+            owner: Keeps that memory allocated; let go only when no thread can touch the memory any more.
+            cpu: The host memory.
+            num_threads: 1 .. 64.
+            max_queued: 1 .. 2**20.
+
+        Raises:
+            ConfigError: An argument is outside its limits, or the two memories do not fit each other.
+            TransferError: The system refused to start a thread.
+        """
+
+    def submit(self, ticket: int, direction_name: str, list: npt.NDArray[np.int32]) -> None: ...
+    def submit_plan(
+        self,
+        load_ticket: int | None,
+        loads: npt.NDArray[np.int32],
+        store_ticket: int | None,
+        stores: npt.NDArray[np.int32],
+    ) -> None: ...
+    def poll(self) -> list[tuple[int, list[int]]]: ...
+    def wait(self, timeout_s: float) -> list[tuple[int, list[int]]]: ...
+    def close(self, timeout_s: float) -> None: ...
+    def request_stop(self) -> None:
+        """Tell the threads to end, without waiting."""
+    def stop(self, timeout_s: float) -> bool:
+        """Tell the threads to end and wait for it, at most `timeout_s`; whether they have ended."""
+    def inject_failures(self, direction_name: str, pairs: list[int] | None, num_tickets: int) -> None: ...
+    def stats(self) -> dict[str, int | float]: ...

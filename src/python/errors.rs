@@ -10,7 +10,7 @@ use crate::session::RequestId;
 
 static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
 
-fn raise<'py>(py: Python<'py>, class: &str, args: impl IntoPyObject<'py, Target = PyTuple>) -> PyErr {
+pub(super) fn raise<'py>(py: Python<'py>, class: &str, args: impl IntoPyObject<'py, Target = PyTuple>) -> PyErr {
     let build = || -> PyResult<PyErr> {
         let module = MODULE.get_or_try_init(py, || PyModule::import(py, "kvtier.errors").map(Bound::unbind))?;
         let args = args.into_pyobject(py).map_err(Into::into)?;

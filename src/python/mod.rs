@@ -1,6 +1,7 @@
 //! The extension module `kvtier._core`.
 
 mod args;
+mod copy;
 mod errors;
 mod plan;
 mod table;
@@ -16,5 +17,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Swaps>()?;
     module.add_class::<plan::Event>()?;
+    copy::register(module)?;
     Ok(())
 }
