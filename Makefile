@@ -18,9 +18,9 @@ export PIP_USER := 0
 export PYO3_PYTHON := $(CURDIR)/$(PY)
 
 # Under another HOME, rustup's cargo does not find its toolchains; they lie beside it.
-ifeq ($(RUSTUP_HOME)$(wildcard $(HOME)/.rustup),)
+ifeq ($(RUSTUP_HOME)$(wildcard $(HOME)/.rustup/toolchains/*),)
   cargo_home := $(patsubst %/bin/cargo,%,$(shell command -v cargo))
-  ifneq ($(and $(cargo_home),$(wildcard $(cargo_home)/../.rustup)),)
+  ifneq ($(and $(cargo_home),$(wildcard $(cargo_home)/../.rustup/toolchains/*)),)
     export RUSTUP_HOME := $(cargo_home)/../.rustup
   endif
 endif

@@ -19,11 +19,13 @@ at_least() { # at_least FOUND WANTED
 probe='
 import sys, sysconfig
 wrong = ""
-if sys.implementation.name != "cpython":
+if sys.version_info < (3, 3):
+    pass
+elif sys.implementation.name != "cpython":
     wrong = "it is " + sys.implementation.name
 elif sysconfig.get_config_var("Py_GIL_DISABLED"):
     wrong = "it is a free-threaded build"
-elif sys.version_info >= (3,):
+else:
     try:
         import ensurepip, venv
     except ImportError:
@@ -37,11 +39,15 @@ find_python() {
   local candidates=(python3 python3.13 python3.12 python3.11 python3.14 python)
   [ -n "${PYTHON:-}" ] && candidates=("$PYTHON")
   for candidate in "${candidates[@]}"; do
-    line=$("$candidate" -I -c "$probe" 2>/dev/null </dev/null | tail -n 1)
-    if [ -z "$line" ]; then
-      [ -n "${PYTHON:-}" ] && seen+=("PYTHON=$candidate, which does not run")
+    if ! command -v "$candidate" >/dev/null 2>&1; then
+      [ -n "${PYTHON:-}" ] && seen+=("PYTHON=$candidate, which is not there")
       continue
     fi
+    if ! line=$("$candidate" -E -s -c "$probe" 2>&1 </dev/null); then
+      [ -n "${PYTHON:-}" ] && seen+=("PYTHON=$candidate, which does not run (${line%%$'\n'*})")
+      continue
+    fi
+    line=${line##*$'\n'}
     IFS=$'\t' read -r version path wrong <<<"$line"
     if ! at_least "$version" "$python_wanted"; then
       seen+=("$version ($candidate)")

@@ -1,8 +1,15 @@
-"""kvtier: a second tier for the KV cache of LLM engines."""
+"""kvtier: a second tier for the KV cache of LLM engines.
+
+Importing it warns if its core was compiled without optimisation; `KVTIER_ALLOW_DEBUG_BUILD=1` in the environment, for
+those who work on the core, silences that.
+"""
 
 from __future__ import annotations
 
-from kvtier._core import Admission, BlockTable, Event, Plan, Swaps, __version__
+import os
+import warnings
+
+from kvtier._core import Admission, BlockTable, Event, Plan, Swaps, __build__, __version__
 from kvtier.copy import CopyEngine
 from kvtier.errors import (
     ConfigError,
@@ -33,3 +40,11 @@ __all__ = [
     "UnknownRequestError",
     "__version__",
 ]
+
+if __build__ != "release" and os.environ.get("KVTIER_ALLOW_DEBUG_BUILD", "0") in ("", "0"):
+    warnings.warn(
+        "kvtier's core was compiled without optimisation and is many times slower than it should be; "
+        "`make build` compiles it in release mode, KVTIER_ALLOW_DEBUG_BUILD=1 silences this warning",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -7,18 +7,23 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
+__all__ = ["Admission", "BlockTable", "Event", "Plan", "Swaps", "__build__", "__version__"]
+
 __version__: str
 
-Identity = str | bytes | int
+__build__: Literal["release", "debug"]
+"""Whether the core was compiled with optimisation."""
+
+_Identity = str | bytes | int
 """A value that becomes part of a block hash: text (UTF-8), bytes, or a signed integer below 2**127."""
 
-TokenIds = Sequence[int] | Buffer
+_TokenIds = Sequence[int] | Buffer
 """Token ids, each in 0 .. 2**32 - 1: a sequence of int, or a one-dimensional contiguous buffer of any integer dtype."""
 
-Digests = Sequence[bytes] | Buffer
+_Digests = Sequence[bytes] | Buffer
 """Block hashes: a sequence of 32-byte `bytes`, or one contiguous byte buffer of 32 bytes per block."""
 
-RequestId = str | int
+_RequestId = str | int
 """The caller's name of a request; `1` and `"1"` are different requests. Integers must fit 64 bits, signed."""
 
 @final
@@ -78,7 +83,7 @@ class Swaps(Sequence[list[tuple[int, int]]]):
     def load_ticket(self) -> int | None:
         """Ticket of `swap_in`; None if it is empty."""
     def __len__(self) -> Literal[2]: ...
-    def __getitem__(self, index: int) -> list[tuple[int, int]]: ...  # type: ignore[override]
+    def __getitem__(self, index: int, /) -> list[tuple[int, int]]: ...  # type: ignore[override]
     def __iter__(self) -> Iterator[list[tuple[int, int]]]: ...
 
 @final
@@ -146,11 +151,11 @@ class BlockTable:
     def ranks(self) -> int: ...
     def admit(
         self,
-        request_id: RequestId,
-        token_ids: TokenIds,
-        salt: Identity | None = None,
-        adapter: Identity | tuple[Identity, ...] | None = None,
-        media: Sequence[tuple[Identity, int]] = (),
+        request_id: _RequestId,
+        token_ids: _TokenIds,
+        salt: _Identity | None = None,
+        adapter: _Identity | tuple[_Identity, ...] | None = None,
+        media: Sequence[tuple[_Identity, int]] = (),
     ) -> Admission:
         """Find the longest usable prefix, hold it, and reserve Gpu blocks for all tokens; or change nothing.
 
@@ -165,14 +170,14 @@ class BlockTable:
             ConfigError: An argument is outside its limits, or the id is in use.
             OutOfBlocksError: The Gpu tier cannot hold the request now; nothing was changed.
         """
-    def admit_hashed(self, request_id: RequestId, digests: Digests, num_tokens: int) -> Admission:
+    def admit_hashed(self, request_id: _RequestId, digests: _Digests, num_tokens: int) -> Admission:
         """As `admit`, with the block hashes given: exactly `num_tokens // block_size` of them.
 
         Raises:
             ConfigError: An argument is outside its limits, or the id is in use.
             OutOfBlocksError: The Gpu tier cannot hold the request now; nothing was changed.
         """
-    def extend(self, request_id: RequestId, token_ids: TokenIds) -> npt.NDArray[np.int32]:
+    def extend(self, request_id: _RequestId, token_ids: _TokenIds) -> npt.NDArray[np.int32]:
         """Add tokens at the end of a request that was admitted with `admit`.
 
         Returns:
@@ -183,7 +188,7 @@ class BlockTable:
             OutOfBlocksError: The Gpu tier has no block for it now; nothing was changed.
             UnknownRequestError: No live request has this id.
         """
-    def extend_hashed(self, request_id: RequestId, digests: Digests, num_tokens: int) -> npt.NDArray[np.int32]:
+    def extend_hashed(self, request_id: _RequestId, digests: _Digests, num_tokens: int) -> npt.NDArray[np.int32]:
         """Add `num_tokens` tokens at the end of a request that was admitted with `admit_hashed`.
 
         Args:
@@ -199,7 +204,7 @@ class BlockTable:
             OutOfBlocksError: The Gpu tier has no block for it now; nothing was changed.
             UnknownRequestError: No live request has this id.
         """
-    def commit(self, request_id: RequestId, num_tokens: int) -> None:
+    def commit(self, request_id: _RequestId, num_tokens: int) -> None:
         """Say that the KV of the request's first `num_tokens` tokens is written (accepted tokens only).
 
         Full blocks among them become hits for others and may be stored. Calling again with no more tokens does
@@ -209,13 +214,13 @@ class BlockTable:
             ConfigError: More tokens than the request has.
             UnknownRequestError: No live request has this id.
         """
-    def is_ready(self, request_id: RequestId) -> bool:
+    def is_ready(self, request_id: _RequestId) -> bool:
         """Whether all loads of the request have finished, well or badly (see `valid_tokens`).
 
         Raises:
             UnknownRequestError: No live request has this id.
         """
-    def valid_tokens(self, request_id: RequestId) -> int:
+    def valid_tokens(self, request_id: _RequestId) -> int:
         """How many leading tokens have valid KV now: hits whose loads came through, then committed tokens.
 
         Less than `cached_tokens` on a ready request means that a load failed: compute from there on.
@@ -223,25 +228,25 @@ class BlockTable:
         Raises:
             UnknownRequestError: No live request has this id.
         """
-    def block_ids(self, request_id: RequestId) -> npt.NDArray[np.int32]:
+    def block_ids(self, request_id: _RequestId) -> npt.NDArray[np.int32]:
         """All Gpu block ids of a live request, in order: shape (blocks,), int32.
 
         Raises:
             UnknownRequestError: No live request has this id.
         """
-    def release(self, request_id: RequestId) -> None:
+    def release(self, request_id: _RequestId) -> None:
         """End a finished request. Its committed full blocks stay cached.
 
         Raises:
             UnknownRequestError: No live request has this id.
         """
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: _RequestId) -> None:
         """End a request that will not finish. Its committed full blocks stay cached, all else is dropped.
 
         Raises:
             UnknownRequestError: No live request has this id.
         """
-    def preempt(self, request_id: RequestId) -> None:
+    def preempt(self, request_id: _RequestId) -> None:
         """End a request that will be admitted again later: its committed full blocks stay cached and come back as hits.
 
         Raises:
@@ -250,7 +255,7 @@ class BlockTable:
     def step(self) -> Plan:
         """Plan the copies that are due now: all loads, then stores within the budget."""
     def get_and_reset_swaps(self) -> Swaps:
-        """As `step`, in the form `(blocks to swap out, blocks to swap in)`; the tickets are attributes of the result."""
+        """As `step`, in the form `(blocks to swap out, blocks to swap in)`; the tickets are attributes of it."""
     def complete(self, ticket: int, rank: int = 0, failed: Sequence[int] | Buffer = ()) -> bool:
         """Acknowledge the copies of a ticket.
 
@@ -270,10 +275,10 @@ class BlockTable:
         """Tickets that wait for an acknowledgement, oldest first."""
     def lookup(
         self,
-        token_ids: TokenIds,
-        salt: Identity | None = None,
-        adapter: Identity | tuple[Identity, ...] | None = None,
-        media: Sequence[tuple[Identity, int]] = (),
+        token_ids: _TokenIds,
+        salt: _Identity | None = None,
+        adapter: _Identity | tuple[_Identity, ...] | None = None,
+        media: Sequence[tuple[_Identity, int]] = (),
     ) -> tuple[int, int]:
         """How many blocks `admit` of the same arguments would find now: (in the Gpu tier, then in the Cpu tier).
 
@@ -282,7 +287,7 @@ class BlockTable:
         Raises:
             ConfigError: An argument is outside its limits.
         """
-    def lookup_hashed(self, digests: Digests) -> tuple[int, int]:
+    def lookup_hashed(self, digests: _Digests) -> tuple[int, int]:
         """As `lookup`, over all the given block hashes: none is left out for a token to compute.
 
         Raises:
@@ -290,10 +295,10 @@ class BlockTable:
         """
     def block_hashes(
         self,
-        token_ids: TokenIds,
-        salt: Identity | None = None,
-        adapter: Identity | tuple[Identity, ...] | None = None,
-        media: Sequence[tuple[Identity, int]] = (),
+        token_ids: _TokenIds,
+        salt: _Identity | None = None,
+        adapter: _Identity | tuple[_Identity, ...] | None = None,
+        media: Sequence[tuple[_Identity, int]] = (),
     ) -> bytes:
         """The hashes of the full blocks of these tokens, 32 bytes each, as `admit` would compute them.
 

@@ -23,10 +23,21 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
         ConfigError: It is outside.
         TypeError: It is no integer.
     """
-    number = operator.index(value)
+    number = index(name, value)
     if not low <= number <= high:
         raise ConfigError(name, number, f"must be {low} .. {high}")
     return number
+
+
+def index(name: str, value: Any) -> int:
+    """An integer of any size, or an object that stands for one.
+
+    Raises:
+        TypeError: It is no integer.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be int, not {type(value).__name__}")
+    return operator.index(value)
 
 
 def choice(name: str, value: Any, known: Sequence[str]) -> str:
@@ -66,7 +77,7 @@ def _unicode(name: str, value: str) -> str:
 def _buffer(value: Any) -> memoryview | None:
     try:
         return memoryview(value)
-    except TypeError:
+    except (TypeError, ValueError, BufferError):
         return None
 
 
@@ -81,13 +92,13 @@ def _integers(name: str, value: Any, low: int, high: int) -> list[int]:
         # By item size, since the letters mean different sizes with and without a byte order in front.
         native = {1: "b", 2: "h", 4: "i", 8: "q"}[view.itemsize]
         items = array(native if kind in SIGNED else native.upper(), view.tobytes()).tolist()
-    elif isinstance(value, Sequence):
-        items = [operator.index(item) for item in value]
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        items = [index(f"{name}[{position}]", item) for position, item in enumerate(value)]
     else:
         raise TypeError(f"{name} must be a sequence of int or a buffer, not {type(value).__name__}")
     for position, item in enumerate(items):
         if not low <= item <= high:
-            raise ConfigError(name, f"{item} at position {position}", f"must be {low} .. {high}")
+            raise ConfigError(f"{name}[{position}]", item, f"must be {low} .. {high}")
     return items
 
 
@@ -125,13 +136,13 @@ def digests(value: Any) -> list[bytes]:
             raise ConfigError("digests", shape, f"must be contiguous bytes, {DIGEST_BYTES} for each block")
         packed = view.tobytes()
         return [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
-    if not isinstance(value, Sequence):
+    if not isinstance(value, Sequence) or isinstance(value, str):
         raise TypeError(f"digests must be a sequence of bytes or a buffer, not {type(value).__name__}")
     for position, item in enumerate(value):
         if not isinstance(item, bytes):
             raise TypeError(f"digests must contain bytes, not {type(item).__name__}")
         if len(item) != DIGEST_BYTES:
-            raise ConfigError("digests", f"{len(item)} bytes at position {position}", f"must be {DIGEST_BYTES} bytes")
+            raise ConfigError(f"digests[{position}]", f"{len(item)} bytes", f"must be {DIGEST_BYTES} bytes")
     return list(value)
 
 
@@ -188,5 +199,5 @@ def media(value: Any, num_tokens: int) -> list[MediaItem]:
     for item in value:
         if not isinstance(item, tuple) or len(item) != 2:
             raise TypeError("media must contain tuples (hash, offset)")
-        items.append((identity("media", item[0]), integer("media", item[1], 0, num_tokens - 1)))
+        items.append((identity("media hash", item[0]), integer("media offset", item[1], 0, num_tokens - 1)))
     return items

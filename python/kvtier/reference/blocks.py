@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ class Blocks:
         self, gpu_blocks: int, cpu_blocks: int, block_size: int, max_store_blocks: int | None, ranks: int
     ) -> None:
         self.block_size = block_size
-        self.max_store_blocks = cpu_blocks if max_store_blocks is None else max_store_blocks
+        self.max_store_blocks = math.inf if max_store_blocks is None else max_store_blocks
         self.ranks = ranks
         self.journal = Journal()
         self.gpu = Tier("gpu", gpu_blocks, self.journal.record, self._gpu_evicted)
@@ -82,7 +83,6 @@ class Blocks:
         self.journal.count("cpu_hit_blocks", cpu_hits)
         self.journal.count("gpu_hit_tokens", gpu_hits * self.block_size)
         self.journal.count("cpu_hit_tokens", cpu_hits * self.block_size)
-        self.journal.count("loads_planned_blocks", cpu_hits)
         self.journal.count("fresh_blocks", needed - cpu_hits)
         return request
 
@@ -165,6 +165,7 @@ class Blocks:
     def step(self) -> Step:
         """Plan the copies that are due now: all loads, then stores within the budget."""
         loads, self.planned_loads = self.planned_loads, []
+        self.journal.count("loads_planned_blocks", len(loads))
         load_ticket = self._open(Ticket(loads=loads)) if loads else None
         stores, not_stored = self._plan_stores()
         store_ticket = self._open(Ticket(stores=stores)) if stores else None
@@ -178,7 +179,7 @@ class Blocks:
 
     def _plan_stores(self) -> tuple[list[Store], dict[str, int]]:
         cpu_slots = self.cpu.num_available
-        count = min(len(self.store_queue), self.max_store_blocks, cpu_slots)
+        count = int(min(len(self.store_queue), self.max_store_blocks, cpu_slots))
         stores: list[Store] = []
         for destination in self.cpu.allocate(count, State.IN_FLIGHT):
             source, _ = self.store_queue.popitem(last=False)
@@ -190,7 +191,7 @@ class Blocks:
         left = len(self.store_queue)
         if not left:
             return stores, {}
-        reason = "budget" if self.max_store_blocks < cpu_slots else "no_cpu_slot"
+        reason = "budget" if self.max_store_blocks <= cpu_slots else "no_cpu_slot"
         self.journal.count(f"stores_deferred_{reason}_blocks", left)
         return stores, {reason: left}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -199,7 +198,7 @@ class ReferenceBlockTable:
 
     def complete(self, ticket: int, rank: int = 0, failed: Sequence[int] | Buffer = ()) -> bool:
         """Acknowledge the copies of a ticket; True if this was the last rank."""
-        number = operator.index(ticket)
+        number = arguments.index("ticket", ticket)
         waiting = self._blocks.tickets.get(number)
         if waiting is None:
             finished = 1 <= number <= self._blocks.last_ticket

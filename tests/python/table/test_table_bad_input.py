@@ -1,0 +1,442 @@
+"""Bad input: a typed error names argument, value and limit, and nothing has changed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from kvtier import errors
+from kvtier.errors import ConfigError, OutOfBlocksError, StaleTicketError, UnknownRequestError
+from table_harness import span
+
+A = span(0, 16)
+HUGE = [2**31, 2**32, 2**63, 2**64, 10**30]
+
+
+def refused(call, *expected):
+    """The error of a call that must fail; only ConfigError and, for plainly wrong types, TypeError are documented."""
+    try:
+        result = call()
+    except expected or (ConfigError,) as error:
+        return error
+    except BaseException as error:
+        raise AssertionError(f"{type(error).__name__} is no documented error: {error}") from error
+    raise AssertionError(f"accepted, with the result {result}")
+
+
+def names(error, argument, value):
+    """The error says which argument, what was given and what would have been right."""
+    if isinstance(error, TypeError):
+        return argument in str(error)
+    assert error.argument.startswith(argument), error
+    assert error.limit, error
+    if value is not None:
+        assert str(value)[:20] in str(error.value), error
+    assert all(part in str(error) for part in (error.argument, str(error.value), error.limit)), error
+    return True
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *(("gpu_blocks", value) for value in (0, -1, 2**24 + 1, *HUGE, -(10**30))),
+        *(("cpu_blocks", value) for value in (-1, 2**24 + 1, *HUGE, -(10**30))),
+        *(("block_size", value) for value in (0, -1, 65537, *HUGE, -(10**30))),
+        *(("ranks", value) for value in (0, -1, 65, *HUGE, -(10**30))),
+        *(("max_store_blocks_per_step", value) for value in (-1, -(10**30))),
+        *(("policy", value) for value in ("", "LRU", "fifo", "lru\0", "é" * 100, "\ud800")),
+        *(("store", value) for value in ("", "Eager", "lazy?")),
+        *(("hash", value) for value in ("", "md5", "sha-256")),
+    ],
+)
+def test_constructor_values(make_table, argument, value):
+    arguments = {"gpu_blocks": 4, "cpu_blocks": 4, "block_size": 4} | {argument: value}
+    error = refused(lambda: make_table(**arguments))
+    assert names(error, argument, value if isinstance(value, int) else None)
+
+
+@pytest.mark.parametrize("argument", ["gpu_blocks", "cpu_blocks", "block_size", "ranks", "max_store_blocks_per_step"])
+@pytest.mark.parametrize("value", ["4", 4.0, b"4", [4], True])
+def test_constructor_numbers_of_the_wrong_type(make_table, argument, value):
+    arguments = {"gpu_blocks": 4, "cpu_blocks": 4, "block_size": 4} | {argument: value}
+    assert names(refused(lambda: make_table(**arguments), TypeError, ConfigError), argument, None)
+
+
+@pytest.mark.parametrize("argument", ["policy", "store", "hash", "root"])
+@pytest.mark.parametrize("value", [1, 1.5, ["lru"]])
+def test_constructor_names_of_the_wrong_type(make_table, argument, value):
+    arguments = {"gpu_blocks": 4, "cpu_blocks": 4, "block_size": 4} | {argument: value}
+    assert names(refused(lambda: make_table(**arguments), TypeError, ConfigError), argument, None)
+
+
+def test_the_largest_budget_means_no_limit(make_table):
+    for value in (2**31, 2**63 - 1):
+        assert make_table(4, 4, 4, max_store_blocks_per_step=value).stats()["gpu_blocks"] == 4
+
+
+@pytest.fixture
+def busy(T):
+    """A table with something of everything: hits in both tiers, requests, planned loads, open tickets."""
+    t = T(16, 16, ranks=2)
+    t.full(A)
+    t.wipe_gpu()
+    t.open("loading", A)
+    t.open("hashed", t.unseen(9))
+    t.admit_hashed("digests", [bytes([7]) * 32], 6)
+    t.commit("hashed", 9)
+    t.step()
+    return t
+
+
+BAD_TOKENS = {
+    "negative": [0, -1],
+    "too large": [0, 2**32],
+    "far too large": [10**30],
+    "far too small": [-(10**30)],
+    "negative in a buffer": np.array([1, -1], dtype=np.int64),
+    "small and negative in a buffer": np.array([1, -1], dtype=np.int8),
+    "too large in a buffer": np.array([2**32], dtype=np.int64),
+    "too large in an unsigned buffer": np.array([2**64 - 1], dtype=np.uint64),
+    "floats": [1.0, 2.0],
+    "floats in a buffer": np.array([1.0, 2.0]),
+    "half floats in a buffer": np.array([1.0, 2.0], dtype=np.float16),
+    "bools in a buffer": np.array([True, False]),
+    "complex in a buffer": np.array([1j]),
+    "other byte order": np.array([1, 2], dtype=">i4"),
+    "dates in a buffer": np.array(["2020-01-01"], dtype="M8[D]"),
+    "objects in a buffer": np.array([1, None], dtype=object),
+    "gaps": np.arange(8)[::2],
+    "backwards": np.arange(8)[::-1],
+    "two dimensions": np.arange(8).reshape(2, 4),
+    "no dimension": np.array(3),
+    "text": "1234",
+    "text inside": ["1"],
+    "none inside": [1, None],
+    "lists inside": [[1, 2]],
+    "none": None,
+    "a number": 7,
+}
+
+
+@pytest.mark.parametrize("case", list(BAD_TOKENS))
+def test_token_ids(busy, case):
+    tokens = BAD_TOKENS[case]
+    for call in (
+        lambda table: table.admit("new", tokens),
+        lambda table: table.extend("hashed", tokens),
+        lambda table: table.lookup(tokens),
+        lambda table: table.block_hashes(tokens),
+    ):
+        error = busy.refuses(call, ConfigError, TypeError)
+        wrong_value = isinstance(tokens, np.ndarray) and tokens.dtype.kind in "iufb"
+        assert isinstance(error, ConfigError) or not wrong_value, "a buffer in the wrong form is a wrong value"
+        assert names(error, "token_ids", None)
+    busy.finish()
+
+
+def test_a_wrong_token_id_is_named_with_its_limit(busy):
+    for tokens, value in (([0, -1], -1), ([5, 2**32], 2**32), (np.array([-7]), -7), ([3, 10**30], 10**30)):
+        error = busy.refuses(lambda table, tokens=tokens: table.admit("new", tokens), ConfigError)
+        assert names(error, "token_ids", value)
+        assert str(2**32 - 1) in error.limit
+
+
+def test_no_tokens(busy):
+    for tokens in ([], (), np.array([], dtype=np.int32), b""):
+        error = busy.refuses(lambda table, tokens=tokens: table.admit("new", tokens), ConfigError)
+        assert names(error, "token_ids", None)
+        assert busy.table.lookup(tokens) == (0, 0)
+        assert busy.table.block_hashes(tokens) == b""
+        assert busy.extend("hashed", list(tokens)) == []
+    for num_tokens in (0, -1):
+        error = busy.refuses(lambda table, n=num_tokens: table.admit_hashed("new", [], n), ConfigError)
+        assert names(error, "num_tokens", num_tokens)
+    error = busy.refuses(lambda table: table.extend_hashed("digests", [], -1), ConfigError)
+    assert names(error, "num_tokens", -1)
+    assert busy.extend_hashed("digests", [], 0) == []
+
+
+def test_a_request_id_twice(busy):
+    for call in (lambda t: t.admit("hashed", [1]), lambda t: t.admit_hashed("hashed", [], 1)):
+        assert names(busy.refuses(call, ConfigError), "request_id", "hashed")
+    busy.open(1, [1])
+    busy.open("1", [1])
+    assert names(busy.refuses(lambda table: table.admit(1, [1]), ConfigError), "request_id", 1)
+
+
+@pytest.mark.parametrize("request_id", [None, 1.5, b"r", ("r",), [], object()])
+def test_a_request_id_of_the_wrong_type(busy, request_id):
+    for call in REQUEST_CALLS:
+        busy.refuses(lambda table, call=call: call(table, request_id), TypeError)
+
+
+@pytest.mark.parametrize("request_id", [2**63, -(2**63) - 1, 10**30, "\ud800"])
+def test_a_request_id_outside_its_limits(busy, request_id):
+    for call in REQUEST_CALLS:
+        error = busy.refuses(lambda table, call=call: call(table, request_id), ConfigError, UnknownRequestError)
+        if isinstance(error, ConfigError):
+            assert names(error, "request_id", None)
+    error = busy.refuses(lambda table: table.admit(request_id, [1]), ConfigError)
+    assert names(error, "request_id", None)
+
+
+REQUEST_CALLS = [
+    lambda table, r: table.extend(r, [1]),
+    lambda table, r: table.extend_hashed(r, [], 1),
+    lambda table, r: table.commit(r, 1),
+    lambda table, r: table.is_ready(r),
+    lambda table, r: table.valid_tokens(r),
+    lambda table, r: table.block_ids(r),
+    lambda table, r: table.release(r),
+    lambda table, r: table.abort(r),
+    lambda table, r: table.preempt(r),
+]
+
+
+@pytest.mark.parametrize("request_id", ["", "nobody", 0, -1, 2**63 - 1, -(2**63)])
+def test_unknown_requests(busy, request_id):
+    for call in REQUEST_CALLS:
+        error = busy.refuses(lambda table, call=call: call(table, request_id), UnknownRequestError)
+        assert error.request_id == request_id
+        assert repr(request_id) in str(error)
+    busy.finish()
+
+
+def test_extended_the_wrong_way(busy):
+    error = busy.refuses(lambda table: table.extend("digests", [1]), ConfigError)
+    assert names(error, "request_id", None)
+    error = busy.refuses(lambda table: table.extend_hashed("hashed", [], 1), ConfigError)
+    assert names(error, "request_id", None)
+
+
+def test_commit_outside_the_request(busy):
+    for num_tokens in (-1, 10, *HUGE, -(10**30)):
+        error = busy.refuses(lambda table, n=num_tokens: table.commit("hashed", n), ConfigError)
+        assert names(error, "num_tokens", num_tokens)
+    error = busy.refuses(lambda table: table.commit("loading", 18), ConfigError)
+    assert names(error, "num_tokens", 18)
+    assert "17" in error.limit
+    for num_tokens in (None, 1.0, "1"):
+        busy.refuses(lambda table, n=num_tokens: table.commit("hashed", n), TypeError)
+
+
+DIGEST = bytes(32)
+BAD_DIGESTS = {
+    "none for one block": [],
+    "two for one block": [DIGEST, DIGEST],
+    "short": [DIGEST[:-1]],
+    "long": [DIGEST + b"x"],
+    "empty": [b""],
+    "a short buffer": bytes(31),
+    "a long buffer": bytes(33),
+    "two in a buffer": bytes(64),
+    "gaps": np.zeros(64, dtype=np.uint8)[::2],
+    "text": "x" * 32,
+    "text inside": ["x" * 32],
+    "numbers inside": [7],
+    "none inside": [None],
+    "none": None,
+    "a number": 32,
+}
+
+
+@pytest.mark.parametrize("case", list(BAD_DIGESTS))
+def test_digests(busy, case):
+    digests = BAD_DIGESTS[case]
+    for call in (
+        lambda table: table.admit_hashed("new", digests, 4),
+        lambda table: table.extend_hashed("digests", digests, 2),
+    ):
+        assert names(busy.refuses(call, ConfigError, TypeError), "digests", None)
+    if case in ("short", "long", "empty", "a short buffer", "a long buffer", "gaps"):
+        assert names(busy.refuses(lambda table: table.lookup_hashed(digests), ConfigError), "digests", None)
+    busy.finish()
+
+
+def test_digests_in_every_form(make_table):
+    packed = bytes(range(64))
+    for digests in (
+        [packed[:32], packed[32:]],
+        (packed[:32], packed[32:]),
+        packed,
+        bytearray(packed),
+        memoryview(packed),
+        np.frombuffer(packed, dtype=np.uint8),
+        np.frombuffer(packed, dtype=np.uint8).reshape(2, 32),
+    ):
+        table = make_table(4, 4, 4)
+        table.admit_hashed("r", digests, 8)
+        table.commit("r", 8)
+        assert [event.block_hash for event in table.events()] == [packed[:32], packed[32:]]
+        assert table.lookup_hashed(digests) == (2, 0)
+
+
+def test_more_tokens_than_can_be(busy):
+    for num_tokens in HUGE:
+        error = busy.refuses(lambda table, n=num_tokens: table.admit_hashed("new", [], n), ConfigError)
+        assert error.argument in ("num_tokens", "digests")
+        error = busy.refuses(lambda table, n=num_tokens: table.extend_hashed("digests", [], n), ConfigError)
+        assert error.argument in ("num_tokens", "digests")
+    for num_tokens in (None, 4.0, "4"):
+        busy.refuses(lambda table, n=num_tokens: table.admit_hashed("new", [DIGEST], n), TypeError)
+
+
+@pytest.mark.parametrize("value", [1.5, ["x"], object(), {"x": 1}])
+def test_salt_adapter_and_media_of_the_wrong_type(busy, value):
+    for options in (
+        {"salt": value},
+        {"salt": ("x",)},
+        {"adapter": value},
+        {"adapter": ("x", value)},
+        {"adapter": ("x", ("y",))},
+        {"adapter": ("x", None)},
+        {"media": [(value, 0)]},
+        {"media": [(None, 0)]},
+        {"media": [("x", value)]},
+        {"media": [("x", "0")]},
+        {"media": [("x",)]},
+        {"media": [("x", 0, 0)]},
+        {"media": [value]},
+        {"media": 7},
+    ):
+        for call in (
+            lambda table, options=options: table.admit("new", [1, 2], **options),
+            lambda table, options=options: table.lookup([1, 2], **options),
+            lambda table, options=options: table.block_hashes([1, 2], **options),
+        ):
+            busy.refuses(call, TypeError, ConfigError)
+
+
+@pytest.mark.parametrize("value", [2**127, -(2**127) - 1, 10**60, "\ud800"])
+def test_salt_adapter_and_media_outside_their_limits(busy, value):
+    for argument, options in (
+        ("salt", {"salt": value}),
+        ("adapter", {"adapter": value}),
+        ("adapter", {"adapter": ("x", value)}),
+        ("media", {"media": [(value, 0)]}),
+    ):
+        for call in (
+            lambda table, options=options: table.admit("new", [1, 2], **options),
+            lambda table, options=options: table.lookup([1, 2], **options),
+            lambda table, options=options: table.block_hashes([1, 2], **options),
+        ):
+            assert names(busy.refuses(call, ConfigError), argument, None)
+
+
+def test_media_behind_the_tokens(busy):
+    for offset in (-1, 2, *HUGE, -(10**30)):
+        error = busy.refuses(lambda table, at=offset: table.admit("new", [1, 2], media=[("x", at)]), ConfigError)
+        assert names(error, "media", offset)
+
+
+def test_ranks_and_failed_pairs(busy):
+    load, store = busy.table.open_tickets()
+    for rank in (-1, 2, *HUGE, -(10**30)):
+        error = busy.refuses(lambda table, rank=rank: table.complete(load, rank), ConfigError)
+        assert names(error, "rank", rank)
+    for failed in ([4], [0, -1], [2**32], [10**30], np.array([4]), np.array([-1]), np.array([2**64 - 1], np.uint64)):
+        error = busy.refuses(lambda table, failed=failed: table.complete(load, 0, failed), ConfigError)
+        assert names(error, "failed", None)
+    for failed in (7, "1", ["1"], [None], [1.5]):
+        busy.refuses(lambda table, failed=failed: table.complete(load, 0, failed), TypeError, ConfigError)
+    for failed in (np.array([1.0]), np.zeros((1, 1), dtype=np.int64), np.zeros(4, dtype=np.int64)[::2]):
+        busy.refuses(lambda table, failed=failed: table.complete(load, 0, failed), ConfigError)
+    busy.refuses(lambda table: table.complete(load, "0"), TypeError)
+    busy.refuses(lambda table: table.complete(load, 0.0), TypeError)
+    busy.complete(load, 1, np.array([3, 3, 1], dtype=np.uint8))
+    busy.complete(load, 0, (2,))
+    busy.complete(store, 0, range(0))
+    busy.complete(store, 1, [])
+    busy.finish()
+
+
+def test_stale_tickets(busy):
+    load, store = busy.table.open_tickets()
+    busy.complete(load, 1)
+    busy.done_again(0)
+    for ticket in (-1, 0, store + 1, *HUGE, -(10**30)):
+        error = busy.refuses(lambda table, ticket=ticket: table.complete(ticket), StaleTicketError)
+        assert error.ticket == ticket
+        assert str(ticket) in str(error)
+    before = busy.stat("num_stale_completions")
+    busy.refuses(lambda table: table.complete(load, 1, [0]), StaleTicketError)
+    busy.complete(load, 0)
+    for rank in (0, 1):
+        busy.refuses(lambda table, rank=rank: table.complete(load, rank), StaleTicketError)
+    assert busy.stat("num_stale_completions") == before + 3
+    for ticket in (None, "1", 1.0):
+        busy.refuses(lambda table, ticket=ticket: table.complete(ticket), TypeError)
+    busy.finish()
+
+
+def test_out_of_blocks(busy):
+    free = busy.stat("gpu_free_blocks") + busy.stat("gpu_evictable_blocks")
+    before = busy.stat("num_refused")
+    error = busy.open_is_refused("new", busy.unseen(4 * free + 1))
+    assert (error.needed, error.available, error.total) == (free + 1, free, 16)
+    busy.refuses(lambda table: table.extend("hashed", busy.unseen(400)), OutOfBlocksError)
+    full_blocks = (6 + 400) // 4 - 1
+    busy.refuses(lambda table: table.extend_hashed("digests", bytes(32 * full_blocks), 400), OutOfBlocksError)
+    assert busy.stat("num_refused") == before + 3
+    busy.finish()
+
+
+def test_a_refused_call_leaves_the_eviction_order_alone(T):
+    """What a refused call found or asked for must not count as used."""
+    t = T(8, 8)
+    old, young = t.unseen(9), t.unseen(9)
+    t.full(old)
+    t.full(young)
+    t.open_is_refused("r", old[:8] + t.unseen(40))
+    t.lookup(old)
+    t.refuses(lambda table: table.admit("r", [*old, -1]), ConfigError)
+    t.open("filler", t.unseen(20))
+    assert t.lookup(young) == (2, 0)
+    t.finish()
+
+
+def test_a_hash_named_twice_counts_once(T):
+    """Digests come from outside: the same one may stand at two positions, and costs only one evictable block."""
+    t = T(3, 4)
+    digest = bytes([9]) * 32
+    t.admit_hashed("r", [digest], 5)
+    t.commit("r", 5)
+    t.cycle()
+    t.release("r")
+    admission = t.admit_hashed("twice", [digest] * 3, 13)
+    assert (admission.gpu_hit_blocks, admission.fresh_blocks) == (3, 1)
+    t.release("twice")
+    t.wipe_gpu()
+    t.admit_hashed("loads", [digest] * 2, 9)
+    t.cycle()
+    t.finish()
+
+
+def test_events_beyond_the_most_that_may_wait(make_table):
+    table = make_table(4096, 0, 1)
+    for _ in range(9):
+        table.admit("r", range(4096))
+        table.commit("r", 4096)
+        table.release("r")
+        assert table.reset()
+    events = table.events()
+    assert len(events) == 65_536
+    assert table.stats()["events_dropped"] == 9 * 2 * 4096 - 65_536
+    assert [(event.kind, event.block_id) for event in events[-4096:]] == [("removed", at) for at in range(4096)]
+    assert table.events() == []
+
+
+def test_errors_survive_a_process_boundary(busy):
+    for error in (
+        busy.refuses(lambda table: table.admit("new", [-1]), ConfigError),
+        busy.refuses(lambda table: table.release("nobody"), UnknownRequestError),
+        busy.refuses(lambda table: table.complete(99), StaleTicketError),
+        busy.open_is_refused("new", busy.unseen(400)),
+    ):
+        for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert type(other) is type(error)
+            assert str(other) == str(error)
+            assert vars(other) == vars(error)
+        assert isinstance(error, errors.KvtierError)
