@@ -97,7 +97,13 @@ class _WatchedCopier:
         self._copier.submit(plan)
 
     def poll(self) -> Sequence[tuple[int, Sequence[int]]]:
-        finished = self._copier.poll()
+        return self._compare(self._copier.poll())
+
+    def wait(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
+        return self._compare(self._copier.wait(timeout_s))
+
+    def _compare(self, finished: Sequence[tuple[int, Sequence[int]]]) -> Sequence[tuple[int, Sequence[int]]]:
+        """Compare what the finished loads brought, before the engine hears of it."""
         with self._witness.clock.paused():
             for ticket, failed in finished:
                 for index, (block, block_hash) in enumerate(self._loads.pop(ticket, ())):

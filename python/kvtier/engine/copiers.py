@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from kvtier import CopyEngine, HostMemory, MemoryLayout
 from kvtier.engine.memory import host_zeros
 from kvtier.errors import ConfigError, TransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -30,13 +31,13 @@ class Copier(Protocol):
     def poll(self) -> Sequence[tuple[int, Sequence[int]]]:
         """Tickets that finished since the last call, each with the indices of its pairs that did not copy."""
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until `poll` would return something. False: nothing finished within `timeout_s` seconds."""
+    def wait(self, timeout_s: float) -> Sequence[tuple[int, Sequence[int]]]:
+        """As `poll`, but wait for the first ticket to finish, at most `timeout_s` seconds."""
 
     def close(self) -> None:
         """Finish the copies that are under way and stop."""
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> Mapping[str, float]:
         """Counters since construction."""
 
 
@@ -46,7 +47,13 @@ def make_copier(memory: KvMemory, cpu_blocks: int) -> Copier:
     Raises:
         ConfigError: The machine does not have that much host memory.
     """
-    return TorchCopyEngine(memory.tensor, cpu_blocks)
+    if memory.tensor.is_cuda or cpu_blocks == 0:
+        return TorchCopyEngine(memory.tensor, cpu_blocks)
+    try:
+        host = HostMemory(cpu_blocks, memory.block_bytes)
+    except ConfigError as error:
+        raise ConfigError("cpu_blocks", cpu_blocks, error.limit) from None
+    return CopyEngine(MemoryLayout.from_tensors(memory.tensor), host)
 
 
 def runs_of(pairs: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
@@ -125,14 +132,12 @@ class TorchCopyEngine:
             del self._open[ticket]
         return [(ticket, []) for ticket in done]
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until `poll` would return something. False: nothing finished within `timeout_s` seconds."""
+    def wait(self, timeout_s: float) -> list[tuple[int, list[int]]]:
+        """As `poll`, but wait for the first ticket to finish, at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
-        while not any(event is None or event.query() for event in self._open.values()):
-            if time.monotonic() >= deadline:
-                return False
+        while not (done := self.poll()) and self._open and time.monotonic() < deadline:
             time.sleep(50e-6)
-        return True
+        return done
 
     def close(self) -> None:
         """Wait for the copies that are under way and give the host memory back; a second call does nothing."""

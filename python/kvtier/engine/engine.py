@@ -161,7 +161,7 @@ class Engine:
         finished = self._run(batch) if batch else []
         if not batch and self.table.open_tickets():
             self._wait_for_a_copy()
-        self._collect_copies()
+        self._acknowledge(self.copier.poll())
         return finished
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None) -> list[list[int]]:
@@ -188,7 +188,6 @@ class Engine:
         self._start_copies()
         while self.table.open_tickets():
             self._wait_for_a_copy()
-            self._collect_copies()
 
     def stats(self) -> dict[str, int]:
         """Counters since construction.
@@ -259,15 +258,17 @@ class Engine:
                 if ticket is not None:
                     self.table.complete(ticket, failed=range(pairs))
 
-    def _collect_copies(self) -> None:
-        """Pass the copier's acknowledgements to the table: only now are these blocks hits."""
-        for ticket, failed in self.copier.poll():
+    def _acknowledge(self, finished: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Tell the table which copies are done: only now are these blocks hits."""
+        for ticket, failed in finished:
             self.table.complete(ticket, failed=failed)
 
     def _wait_for_a_copy(self) -> None:
         self._counters["copy_waits"] += 1
-        if not self.copier.wait(COPY_TIMEOUT_S):
+        finished = self.copier.wait(COPY_TIMEOUT_S)
+        if not finished:
             raise TransferError(f"tickets {self.table.open_tickets()}: not finished after {COPY_TIMEOUT_S} s")
+        self._acknowledge(finished)
 
     def _next_batch(self) -> list[tuple[Request, Segment]]:
         """Choose the tokens to compute: one for each request that decodes, then chunks of prompts, oldest first."""

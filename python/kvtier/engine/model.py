@@ -53,9 +53,9 @@ class Model:
             raise ConfigError("model", type(network).__name__, f"a ...ForCausalLM of one of {', '.join(FAMILIES)}")
         if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
             raise ConfigError("model", "sliding-window attention", "only full attention is supported")
-        for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
-            if getattr(config, name) < 1:
-                raise ConfigError("model", f"{name} {getattr(config, name)}", "at least 1")
+        for size in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"):
+            if getattr(config, size) < 1:
+                raise ConfigError("model", f"{size} {getattr(config, size)}", "at least 1")
         rope_type = config.rope_parameters["rope_type"]
         if rope_type not in ROPE_TYPES:
             raise ConfigError("model", f"rope_type {rope_type}", f"one of {', '.join(ROPE_TYPES)}")

@@ -55,10 +55,9 @@ class ScriptedCopier(TorchCopyEngine):
         self.pending = waiting
         return done
 
-    def wait(self, timeout_s: float) -> bool:
-        if not self.stuck:
-            self.pending = [(0, plan, failed) for _, plan, failed in self.pending]
-        return not self.stuck
+    def wait(self, timeout_s: float) -> list[tuple[int, list[int]]]:
+        self.pending = [(0, plan, failed) for _, plan, failed in self.pending]
+        return self.poll()
 
     def _move(self, plan: Plan, failed: dict[int, list[int]]) -> None:
         super().submit(plan)

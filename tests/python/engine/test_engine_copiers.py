@@ -1,4 +1,4 @@
-"""TorchCopyEngine on CPU tensors."""
+"""TorchCopyEngine on CPU tensors, and the choice of a copier."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from kvtier.engine import TorchCopyEngine
+from kvtier import CopyEngine
+from kvtier.engine import TorchCopyEngine, make_copier
 from kvtier.engine.copiers import runs_of
 from kvtier.errors import ConfigError, TransferError
 from tiny_models import tiny_model
@@ -34,10 +35,8 @@ def test_blocks_go_out_and_come_back_unchanged() -> None:
     before = blocks.clone()
     copier = TorchCopyEngine(blocks, 16)
     copier.submit(plan_of(stores=[(0, 5), (1, 6), (2, 7), (9, 1), (4, 4)]))
-    assert copier.wait(1.0)
-    assert copier.poll() == [(1, [])]
-    assert copier.poll() == []
-    assert not copier.wait(0.0)
+    assert copier.wait(1.0) == [(1, [])]
+    assert copier.poll() == copier.wait(0.0) == copier.wait(60.0) == []  # nothing is open: nothing to wait for
     assert torch.equal(blocks, before)
     blocks.zero_()
     copier.submit(plan_of(loads=[(5, 3), (6, 11), (7, 0), (1, 15), (4, 2)], first_ticket=2))
@@ -118,3 +117,32 @@ def test_more_host_memory_than_there_is_is_refused() -> None:
         TorchCopyEngine(tiny_model("llama").make_memory(2, 64).tensor, 2**24)
     assert caught.value.argument == "cpu_blocks"
     assert caught.value.value == 2**24
+
+
+def test_the_cores_copy_engine_is_taken_for_cpu_memory() -> None:
+    memory = tiny_model("llama").make_memory(4, 16)
+    copier = make_copier(memory, 8)
+    assert isinstance(copier, CopyEngine)
+    assert copier.cpu.num_blocks == 8
+    memory.tensor.random_(9)
+    before = memory.tensor.clone()
+    copier.submit(plan_of(stores=[(0, 7), (3, 2)]))  # type: ignore[arg-type]
+    assert copier.wait(10.0) == [(1, [])]
+    copier.submit(plan_of(loads=[(2, 1), (7, 2)], first_ticket=2))  # type: ignore[arg-type]
+    assert copier.wait(10.0) == [(2, [])]
+    assert torch.equal(memory.tensor, before[[0, 3, 0, 3]])
+    copier.close()
+
+
+def test_a_single_tier_copies_nothing() -> None:
+    copier = make_copier(tiny_model("llama").make_memory(4, 16), 0)
+    copier.submit(plan_of())  # type: ignore[arg-type]
+    assert copier.poll() == []
+    copier.close()
+
+
+def test_the_copier_refuses_more_host_memory_than_there_is() -> None:
+    memory = tiny_model("llama").make_memory(2, 64)
+    with pytest.raises(ConfigError, match="available") as caught:
+        make_copier(memory, 2**23)
+    assert (caught.value.argument, caught.value.value) == ("cpu_blocks", 2**23)

@@ -6,7 +6,7 @@ import random
 from functools import partial
 
 import pytest
-from kvtier import BlockTable
+from kvtier import BlockTable, CopyEngine
 from kvtier.engine import Engine, Sampling
 from kvtier.errors import ConfigError, OutOfBlocksError, TransferError, UnknownRequestError
 from kvtier.reference import ReferenceBlockTable
@@ -99,6 +99,21 @@ def test_prefix_hits_from_gpu(name: str) -> None:
         # at least one token of a prompt is computed: 41 tokens leave 1, 60 leave 4
         assert engine.stats()["computed_prompt_tokens"] - computed == 1 + 4
         assert engine.table.stats()["gpu_hit_tokens"] == 40 + 56
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_cores_copy_engine(name: str) -> None:
+    prompts = prompts_of([41, 60, 33])
+    with Engine(tiny_model(name), gpu_blocks=50, cpu_blocks=100, block_size=4) as engine:
+        assert isinstance(engine.copier, CopyEngine)
+        assert run(engine, prompts) == expected(name, prompts)
+        forget_gpu(engine)
+        engine.memory.tensor.fill_(float("nan"))
+        engine.copier.inject_failures("load", pairs=[17])  # block 7 of the second prompt: it starts again there
+        computed = engine.stats()["computed_prompt_tokens"]
+        assert run(engine, prompts) == expected(name, prompts)
+        assert engine.stats()["computed_prompt_tokens"] - computed == 1 + (60 - 28) + 1
+        assert engine.table.stats()["cpu_hit_blocks"] == 10 + 14 + 8
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
