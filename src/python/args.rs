@@ -51,6 +51,17 @@ fn type_error(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {
     PyTypeError::new_err(format!("{name}: {wanted} is wanted, not {got}"))
 }
 
+/// A name that chooses among known ones; which ones, the table knows.
+pub(super) fn name(argument: &str, value: Option<&Bound<'_, PyAny>>, default: &str) -> PyResult<String> {
+    match value {
+        None => Ok(default.to_owned()),
+        Some(value) => match value.cast::<PyString>() {
+            Ok(name) => utf8(argument, name),
+            Err(_) => Err(type_error(argument, "a str", value)),
+        },
+    }
+}
+
 pub(super) fn request_id(value: &Bound<'_, PyAny>) -> PyResult<RequestId> {
     if let Ok(name) = value.cast::<PyString>() {
         return Ok(RequestId::Text(utf8("request_id", name)?.into()));

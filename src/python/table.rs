@@ -30,8 +30,8 @@ type Any<'a, 'py> = &'a Bound<'py, PyAny>;
 impl BlockTable {
     #[new]
     #[pyo3(signature = (
-        gpu_blocks, cpu_blocks, block_size, policy = "lru", store = "eager", max_store_blocks_per_step = None, ranks = None,
-        hash = "sha256", root = None
+        gpu_blocks, cpu_blocks, block_size, policy = None, store = None, max_store_blocks_per_step = None, ranks = None,
+        hash = None, root = None
     ), text_signature = "(gpu_blocks, cpu_blocks, block_size, policy='lru', store='eager', max_store_blocks_per_step=None, ranks=1, hash='sha256', root=b'')")]
     #[allow(clippy::too_many_arguments)] // the interface of the package
     fn new(
@@ -39,24 +39,24 @@ impl BlockTable {
         gpu_blocks: Any<'_, '_>,
         cpu_blocks: Any<'_, '_>,
         block_size: Any<'_, '_>,
-        policy: &str,
-        store: &str,
+        policy: Option<Any<'_, '_>>,
+        store: Option<Any<'_, '_>>,
         max_store_blocks_per_step: Option<Any<'_, '_>>,
         ranks: Option<Any<'_, '_>>,
-        hash: &str,
+        hash: Option<Any<'_, '_>>,
         root: Option<&[u8]>,
     ) -> PyResult<Self> {
         let config = table::Config {
             gpu_blocks: args::size("gpu_blocks", gpu_blocks, 1..=MAX_BLOCKS)?,
             cpu_blocks: args::size("cpu_blocks", cpu_blocks, 0..=MAX_BLOCKS)?,
             block_size: args::size("block_size", block_size, 1..=MAX_BLOCK_SIZE)?,
-            policy: policy.to_owned(),
-            store: store.to_owned(),
+            policy: args::name("policy", policy, "lru")?,
+            store: args::name("store", store, "eager")?,
             max_store_blocks_per_step: max_store_blocks_per_step
                 .map(|value| args::count("max_store_blocks_per_step", value))
                 .transpose()?,
             ranks: ranks.map_or(Ok(1), |value| args::size("ranks", value, 1..=MAX_RANKS))? as u32,
-            hash: hash.to_owned(),
+            hash: args::name("hash", hash, "sha256")?,
             root: root.unwrap_or_default().to_vec(),
         };
         let table = py.detach(|| table::BlockTable::new(&config));

@@ -48,12 +48,12 @@ class RandomDriver:
         table: The table under test.
         mode: When copies take effect.
         seed: Decides every call.
-        options: As the table was made with.
+        options: As the table was made with, and those of `CheckedTable`.
     """
 
-    def __init__(self, table: Any, mode: CopyMode, seed: int, audit: bool = True, **options: Any) -> None:
+    def __init__(self, table: Any, mode: CopyMode, seed: int, **options: Any) -> None:
         self.rng = Random(seed)
-        self.t = Harness(table, mode, audit=audit, **options)
+        self.t = Harness(table, mode, **options)
         self.log: list[str] = []
         """The calls so far, to be read when a check has failed."""
         self._max_live = self.rng.choice([1, 2, 3, 6])
@@ -295,13 +295,17 @@ class RandomDriver:
                 (lambda table: table.admit(name, [0]), ConfigError),
                 (lambda table: table.commit(name, request.num_tokens + 1), ConfigError),
                 (lambda table: table.commit(name, -1), ConfigError),
-                (lambda table: getattr(table, wrong)(name, [], *([0] if wrong == "extend_hashed" else [])), ConfigError),
+                (
+                    lambda table: getattr(table, wrong)(name, [], *([0] if wrong == "extend_hashed" else [])),
+                    ConfigError,
+                ),
             ]
         for number, ticket in self.t.book.tickets.items():
             open_rank = next(rank for rank in range(self.t.table.ranks) if rank not in ticket.acknowledged)
+            num_pairs = len(ticket.pairs)
             calls += [
                 (lambda table, at=number: table.complete(at, self.t.table.ranks), ConfigError),
-                (lambda table, at=number, r=open_rank, n=len(ticket.pairs): table.complete(at, r, [0, n]), ConfigError),
+                (lambda table, at=number, r=open_rank, n=num_pairs: table.complete(at, r, [0, n]), ConfigError),
             ]
         call, error = rng.choice(calls)
         self._say("a bad call,", error.__name__)

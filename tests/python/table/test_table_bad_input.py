@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
-from kvtier import errors
-from kvtier.errors import ConfigError, OutOfBlocksError, StaleTicketError, UnknownRequestError
-from table_harness import span
-
-A = span(0, 16)
-HUGE = [2**31, 2**32, 2**63, 2**64, 10**30]
-
-
-def refused(call, *expected):
-    """The error of a call that must fail; only ConfigError and, for plainly wrong types, TypeError are documented."""
-    try:
-        result = call()
-    except expected or (ConfigError,) as error:
-        return error
-    except BaseException as error:
-        raise AssertionError(f"{type(error).__name__} is no documented error: {error}") from error
-    raise AssertionError(f"accepted, with the result {result}")
-
-
-def names(error, argument, value):
-    """The error says which argument, what was given and what would have been right."""
-    if isinstance(error, TypeError):
-        return argument in str(error)
-    assert error.argument.startswith(argument), error
-    assert error.limit, error
-    if value is not None:
-        assert str(value)[:20] in str(error.value), error
-    assert all(part in str(error) for part in (error.argument, str(error.value), error.limit)), error
-    return True
+from kvtier.errors import ConfigError, UnknownRequestError
+from refusals import HUGE, names, refused
 
 
 @pytest.mark.parametrize(
@@ -53,7 +23,7 @@ def names(error, argument, value):
 )
 def test_constructor_values(make_table, argument, value):
     arguments = {"gpu_blocks": 4, "cpu_blocks": 4, "block_size": 4} | {argument: value}
-    error = refused(lambda: make_table(**arguments))
+    error = refused(lambda: make_table(**arguments), ConfigError)
     assert names(error, argument, value if isinstance(value, int) else None)
 
 
@@ -74,20 +44,6 @@ def test_constructor_names_of_the_wrong_type(make_table, argument, value):
 def test_the_largest_budget_means_no_limit(make_table):
     for value in (2**31, 2**63 - 1):
         assert make_table(4, 4, 4, max_store_blocks_per_step=value).stats()["gpu_blocks"] == 4
-
-
-@pytest.fixture
-def busy(T):
-    """A table with something of everything: hits in both tiers, requests, planned loads, open tickets."""
-    t = T(16, 16, ranks=2)
-    t.full(A)
-    t.wipe_gpu()
-    t.open("loading", A)
-    t.open("hashed", t.unseen(9))
-    t.admit_hashed("digests", [bytes([7]) * 32], 6)
-    t.commit("hashed", 9)
-    t.step()
-    return t
 
 
 BAD_TOKENS = {
@@ -329,114 +285,3 @@ def test_media_behind_the_tokens(busy):
     for offset in (-1, 2, *HUGE, -(10**30)):
         error = busy.refuses(lambda table, at=offset: table.admit("new", [1, 2], media=[("x", at)]), ConfigError)
         assert names(error, "media", offset)
-
-
-def test_ranks_and_failed_pairs(busy):
-    load, store = busy.table.open_tickets()
-    for rank in (-1, 2, *HUGE, -(10**30)):
-        error = busy.refuses(lambda table, rank=rank: table.complete(load, rank), ConfigError)
-        assert names(error, "rank", rank)
-    for failed in ([4], [0, -1], [2**32], [10**30], np.array([4]), np.array([-1]), np.array([2**64 - 1], np.uint64)):
-        error = busy.refuses(lambda table, failed=failed: table.complete(load, 0, failed), ConfigError)
-        assert names(error, "failed", None)
-    for failed in (7, "1", ["1"], [None], [1.5]):
-        busy.refuses(lambda table, failed=failed: table.complete(load, 0, failed), TypeError, ConfigError)
-    for failed in (np.array([1.0]), np.zeros((1, 1), dtype=np.int64), np.zeros(4, dtype=np.int64)[::2]):
-        busy.refuses(lambda table, failed=failed: table.complete(load, 0, failed), ConfigError)
-    busy.refuses(lambda table: table.complete(load, "0"), TypeError)
-    busy.refuses(lambda table: table.complete(load, 0.0), TypeError)
-    busy.complete(load, 1, np.array([3, 3, 1], dtype=np.uint8))
-    busy.complete(load, 0, (2,))
-    busy.complete(store, 0, range(0))
-    busy.complete(store, 1, [])
-    busy.finish()
-
-
-def test_stale_tickets(busy):
-    load, store = busy.table.open_tickets()
-    busy.complete(load, 1)
-    busy.done_again(0)
-    for ticket in (-1, 0, store + 1, *HUGE, -(10**30)):
-        error = busy.refuses(lambda table, ticket=ticket: table.complete(ticket), StaleTicketError)
-        assert error.ticket == ticket
-        assert str(ticket) in str(error)
-    before = busy.stat("num_stale_completions")
-    busy.refuses(lambda table: table.complete(load, 1, [0]), StaleTicketError)
-    busy.complete(load, 0)
-    for rank in (0, 1):
-        busy.refuses(lambda table, rank=rank: table.complete(load, rank), StaleTicketError)
-    assert busy.stat("num_stale_completions") == before + 3
-    for ticket in (None, "1", 1.0):
-        busy.refuses(lambda table, ticket=ticket: table.complete(ticket), TypeError)
-    busy.finish()
-
-
-def test_out_of_blocks(busy):
-    free = busy.stat("gpu_free_blocks") + busy.stat("gpu_evictable_blocks")
-    before = busy.stat("num_refused")
-    error = busy.open_is_refused("new", busy.unseen(4 * free + 1))
-    assert (error.needed, error.available, error.total) == (free + 1, free, 16)
-    busy.refuses(lambda table: table.extend("hashed", busy.unseen(400)), OutOfBlocksError)
-    full_blocks = (6 + 400) // 4 - 1
-    busy.refuses(lambda table: table.extend_hashed("digests", bytes(32 * full_blocks), 400), OutOfBlocksError)
-    assert busy.stat("num_refused") == before + 3
-    busy.finish()
-
-
-def test_a_refused_call_leaves_the_eviction_order_alone(T):
-    """What a refused call found or asked for must not count as used."""
-    t = T(8, 8)
-    old, young = t.unseen(9), t.unseen(9)
-    t.full(old)
-    t.full(young)
-    t.open_is_refused("r", old[:8] + t.unseen(40))
-    t.lookup(old)
-    t.refuses(lambda table: table.admit("r", [*old, -1]), ConfigError)
-    t.open("filler", t.unseen(20))
-    assert t.lookup(young) == (2, 0)
-    t.finish()
-
-
-def test_a_hash_named_twice_counts_once(T):
-    """Digests come from outside: the same one may stand at two positions, and costs only one evictable block."""
-    t = T(3, 4)
-    digest = bytes([9]) * 32
-    t.admit_hashed("r", [digest], 5)
-    t.commit("r", 5)
-    t.cycle()
-    t.release("r")
-    admission = t.admit_hashed("twice", [digest] * 3, 13)
-    assert (admission.gpu_hit_blocks, admission.fresh_blocks) == (3, 1)
-    t.release("twice")
-    t.wipe_gpu()
-    t.admit_hashed("loads", [digest] * 2, 9)
-    t.cycle()
-    t.finish()
-
-
-def test_events_beyond_the_most_that_may_wait(make_table):
-    table = make_table(4096, 0, 1)
-    for _ in range(9):
-        table.admit("r", range(4096))
-        table.commit("r", 4096)
-        table.release("r")
-        assert table.reset()
-    events = table.events()
-    assert len(events) == 65_536
-    assert table.stats()["events_dropped"] == 9 * 2 * 4096 - 65_536
-    assert [(event.kind, event.block_id) for event in events[-4096:]] == [("removed", at) for at in range(4096)]
-    assert table.events() == []
-
-
-def test_errors_survive_a_process_boundary(busy):
-    for error in (
-        busy.refuses(lambda table: table.admit("new", [-1]), ConfigError),
-        busy.refuses(lambda table: table.release("nobody"), UnknownRequestError),
-        busy.refuses(lambda table: table.complete(99), StaleTicketError),
-        busy.open_is_refused("new", busy.unseen(400)),
-    ):
-        for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
-            assert type(other) is type(error)
-            assert str(other) == str(error)
-            assert vars(other) == vars(error)
-        assert isinstance(error, errors.KvtierError)

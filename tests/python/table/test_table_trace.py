@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import CORE
+from implementations import CORE
 from kvtier.reference import ReferenceBlockTable
 
 # Mooncake conversation trace (FAST'25): 512-token blocks, each request a list of chained block ids.
