@@ -95,11 +95,21 @@ def _demo(options: argparse.Namespace) -> int:
     missing = [name for name in DEMO_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         return _fail(BAD_OPTION, f"the demo needs {', '.join(missing)}: pip install 'kvtier[demo]'")
-    # torch's threads would spin on the cores that the copies need, and on everybody else's
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    leave_a_core_to_the_copies()
     from kvtier.demo.command import run_demo
 
     return run_demo(workload, options.model, options.device, options.json)
+
+
+def leave_a_core_to_the_copies() -> None:
+    """Settle how torch uses the processor, before it is imported; what the environment says already stays.
+
+    One core less than there are, as a GPU's copies have engines of their own; at most 4, since more do not help the
+    small model. Idle threads sleep: spinning, as they would, they slow everybody down when a core is wanted elsewhere.
+    """
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(min(max(cores - 1, 1), 4)))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _check_writable(path: Path) -> None:

@@ -10,7 +10,7 @@ import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvtier.demo.modes import MODES, check_room, demo_model, run_mode, warm_up
+from kvtier.demo.modes import MODES, check_room, demo_model, run_modes, warm_up
 from kvtier.demo.report import NAMES, Report, make_console
 from kvtier.engine import make_copier
 
@@ -42,19 +42,17 @@ def run_demo(
     model = demo_model(model_path, device, workload.seed)
     check_room(workload, model)
     warm_up(workload, model)
-    modes = {}
     columns = TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     # refreshed between requests only: a thread that draws would take its share of what is measured
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
-        for mode in MODES:
-            bar = progress.add_task(NAMES[mode], total=2 * workload.documents)
+        bars = [progress.add_task(NAMES[mode], total=2 * workload.documents) for mode in MODES]
 
-            def advance(bar: object = bar) -> None:
-                progress.advance(bar)  # type: ignore[arg-type]
-                progress.refresh()
+        def advance(place: int) -> None:
+            progress.advance(bars[place])
+            progress.refresh()
 
-            modes[mode] = run_mode(mode, workload, model, copier_factory=copier_factory, on_request=advance)
-    report = Report(workload, modes)
+        results = run_modes(workload, model, copier_factory=copier_factory, on_request=advance)
+    report = Report(workload, dict(zip(MODES, results, strict=True)))
     report.print(make_console())
     if json_path:
         report.write_json(json_path)

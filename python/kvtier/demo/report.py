@@ -71,7 +71,7 @@ class Report:
         console.print(
             f"second round: two tiers computed {share:.1f} % of the prompt tokens and took "
             f"{two['second'].seconds / gpu['second'].seconds:.2f} of GPU-only's time\n"
-            f"first round, where nothing can be reused: two tiers took {extra:+.1f} % (one run: mostly noise)\n"
+            f"first round, where nothing can be reused: two tiers took {extra:+.1f} % time\n"
             f"tokens identical in all three modes: {_verdict(self.outputs_identical)}\n"
             f"blocks that came back with the bytes they left with: {_verdict(self.bytes_identical)} "
             f"({compared - different} of {compared})",

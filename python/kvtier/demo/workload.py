@@ -20,7 +20,7 @@ class Workload:
         documents: Number of documents.
         document_tokens: Length of each, in tokens.
         answer_tokens: Length of each answer.
-        gpu_documents: Documents, each with room for its answer, that Gpu memory holds.
+        gpu_documents: Documents, each with room for its answer, that Gpu memory holds, in every mode.
         cpu_documents: As many for host memory.
         order: Order of the second round. `"random"`: shuffled. `"tile"`: that of the first round. `"interleave"`: the
             two halves of the documents alternate.
