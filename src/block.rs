@@ -92,14 +92,26 @@ impl BlockHash {
         rest.is_empty().then(|| chunks.iter().copied().map(Self).collect())
     }
 
+    pub(crate) fn to_words(self) -> [u64; 4] {
+        let (words, _) = self.0.as_chunks::<8>();
+        std::array::from_fn(|at| u64::from_le_bytes(words[at]))
+    }
+
+    pub(crate) fn from_words(words: [u64; 4]) -> Self {
+        let mut bytes = [0; 32];
+        for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        Self(bytes)
+    }
+
     /// A well-mixed 64-bit value for the index, also where the caller's digests are not.
     pub(crate) fn mix(&self) -> u64 {
         // Multiply-and-fold over the four words, the constants being odd and of full width.
         const KEYS: [u64; 4] =
             [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9, 0x27d4_eb2f_1656_67c5];
-        let (words, _) = self.0.as_chunks::<8>();
-        words.iter().zip(KEYS).fold(0x2545_f491_4f6c_dd1d_u64, |state, (word, key)| {
-            let product = u128::from(state ^ u64::from_le_bytes(*word)) * u128::from(key);
+        self.to_words().into_iter().zip(KEYS).fold(0x2545_f491_4f6c_dd1d_u64, |state, (word, key)| {
+            let product = u128::from(state ^ word) * u128::from(key);
             (product as u64) ^ ((product >> 64) as u64).rotate_left(17) ^ key
         })
     }

@@ -36,6 +36,9 @@ pub enum Error {
         /// Why it is refused.
         reason: &'static str,
     },
+    /// Two threads called the scheduler's side of one table at the same time.
+    #[error("another thread is using this table's session")]
+    SessionInUse,
     /// `audit` found a broken invariant: a bug of the table.
     #[error("invariant broken: {0}")]
     Invariant(String),

@@ -1,8 +1,9 @@
 //! What became a hit and what ceased to be one, for routers and for tests.
 
-use std::collections::VecDeque;
+use crossbeam_queue::ArrayQueue;
 
 use crate::block::BlockHash;
+use crate::stats::Counter;
 
 /// Most events that wait to be drained.
 pub const MAX_EVENTS: usize = 65_536;
@@ -39,22 +40,25 @@ pub struct Event {
 }
 
 /// Events that wait to be drained; the oldest are dropped, and counted, when nobody drains them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct EventLog {
-    waiting: VecDeque<Event>,
-    pub(crate) num_dropped: u64,
+    waiting: ArrayQueue<Event>,
+    pub(crate) num_dropped: Counter,
 }
 
 impl EventLog {
-    pub(crate) fn push(&mut self, kind: EventKind, tier: TierName, block_hash: BlockHash, block_id: usize) {
-        if self.waiting.len() == MAX_EVENTS {
-            self.waiting.pop_front();
-            self.num_dropped += 1;
-        }
-        self.waiting.push_back(Event { kind, tier, block_hash, block_id: block_id as u32 });
+    pub(crate) fn new() -> Self {
+        Self { waiting: ArrayQueue::new(MAX_EVENTS), num_dropped: Counter::default() }
     }
 
-    pub(crate) fn drain(&mut self) -> Vec<Event> {
-        self.waiting.drain(..).collect()
+    pub(crate) fn push(&self, kind: EventKind, tier: TierName, block_hash: BlockHash, block_id: usize) {
+        let event = Event { kind, tier, block_hash, block_id: block_id as u32 };
+        self.num_dropped.add(usize::from(self.waiting.force_push(event).is_some()));
+    }
+
+    /// What waits now; no more than that, so that the call ends while others go on.
+    pub(crate) fn drain(&self) -> Vec<Event> {
+        let waiting = self.waiting.len();
+        std::iter::from_fn(|| self.waiting.pop()).take(waiting).collect()
     }
 }

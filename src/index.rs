@@ -1,84 +1,147 @@
-//! From block hash to slot: two candidate buckets of eight entries, no tombstones.
+//! From block hash to slot: two candidate buckets of eight entries, no tombstones, no relocation.
 //!
-//! An entry is a 32-bit tag and a slot. The tag only saves comparisons: the caller compares the full hash. Removal
-//! empties the entry. When both buckets are full the block stays out of the index, which costs a miss later, never an
-//! error; at the load factor of at most one half that the capacity gives, this practically does not happen.
+//! An entry is a 32-bit tag and a slot. The tag only saves comparisons: the caller compares the full hash. Entries never
+//! move, so a reader that looks at both buckets cannot miss one that is in. Removal empties the entry. When both buckets
+//! are full the block stays out of the index, which costs a miss later, never an error; at the load factor of at most
+//! one half that the capacity gives, this practically does not happen.
+//!
+//! Two threads may enter one hash at the same time. Each looks again after its entry is in: whoever sees another entry
+//! of the same hash takes its own back. At least one of the two sees the other, so at most one stays; that both go costs
+//! a miss later.
 
 use crate::block::BlockHash;
+use crate::sync::{fence, AcqRel, Acquire, AtomicU64, Relaxed, SeqCst};
 
-const BUCKET: usize = 8;
+/// A cache line of entries: tag in the upper half, slot plus one in the lower; zero is empty.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct Bucket([AtomicU64; Self::LEN]);
 
-/// A fixed-capacity hash index over the slots of one tier.
-#[derive(Debug)]
-pub(crate) struct Index {
-    /// Buckets of eight entries: tag in the upper half, slot plus one in the lower; zero is empty.
-    entries: Vec<u64>,
-    mask: usize,
-    len: usize,
+impl Bucket {
+    pub(crate) const LEN: usize = 8;
+}
+
+/// What became of an insertion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Inserted {
+    /// The entry is in.
+    Yes,
+    /// Another slot has the hash, or is entering it at this moment.
+    Exists,
+    /// Both buckets are full.
+    Full,
+}
+
+/// A view of a tier's buckets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Index<'a> {
+    buckets: &'a [Bucket],
 }
 
 /// Where a hash may stand.
+#[derive(Clone, Copy)]
 struct Place {
     tag: u64,
     buckets: [usize; 2],
 }
 
-impl Index {
-    pub(crate) fn new(capacity: usize) -> Self {
-        let num_buckets = (capacity * 2).div_ceil(BUCKET).next_power_of_two();
-        Self { entries: vec![0; num_buckets * BUCKET], mask: num_buckets - 1, len: 0 }
+fn slot_of(entry: u64) -> usize {
+    (entry as u32).wrapping_sub(1) as usize
+}
+
+impl<'a> Index<'a> {
+    /// A view of buckets whose number is a power of two.
+    pub(crate) fn new(buckets: &'a [Bucket]) -> Self {
+        debug_assert!(buckets.len().is_power_of_two());
+        Self { buckets }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    fn place(&self, hash: &BlockHash) -> Place {
+    fn place(self, hash: &BlockHash) -> Place {
         let mixed = hash.mix();
+        let mask = self.buckets.len() - 1;
         // The buckets come from the two ends of the mixed word, the tag from another multiplication of it.
-        let buckets = [mixed as usize & self.mask, mixed.rotate_left(24) as usize & self.mask];
+        let buckets = [mixed as usize & mask, mixed.rotate_left(24) as usize & mask];
         Place { tag: mixed.wrapping_mul(0xff51_afd7_ed55_8ccd) >> 32, buckets }
     }
 
-    /// The slot of an entry whose tag fits and for which `is_same` holds (it compares the full hash).
-    pub(crate) fn find(&self, hash: &BlockHash, is_same: impl Fn(usize) -> bool) -> Option<usize> {
-        self.position(hash, is_same).map(|at| (self.entries[at] as u32 - 1) as usize)
+    /// Asks the processor for the first bucket of a hash that will be looked up soon.
+    #[inline]
+    pub(crate) fn prefetch(self, hash: &BlockHash) {
+        #[cfg(all(target_arch = "x86_64", not(kvtier_loom), not(miri)))]
+        {
+            use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+            let bucket = &raw const self.buckets[self.place(hash).buckets[0]];
+            // SAFETY: a prefetch has no effect but on speed, and SSE is part of every x86-64 processor.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(bucket.cast()) };
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(kvtier_loom), not(miri))))]
+        let _ = hash;
     }
 
-    fn position(&self, hash: &BlockHash, is_same: impl Fn(usize) -> bool) -> Option<usize> {
+    fn entries(self, place: Place) -> impl Iterator<Item = &'a AtomicU64> {
+        let [a, b] = place.buckets;
+        let second = if a == b { &[][..] } else { &self.buckets[b].0[..] };
+        self.buckets[a].0.iter().chain(second)
+    }
+
+    /// What `accept` makes of the first slot whose tag fits and that it accepts (it compares the full hash).
+    #[inline]
+    pub(crate) fn find<T>(self, hash: &BlockHash, mut accept: impl FnMut(usize) -> Option<T>) -> Option<T> {
         let place = self.place(hash);
-        place.buckets.iter().find_map(|bucket| {
-            let start = bucket * BUCKET;
-            (start..start + BUCKET).find(|&at| {
-                let entry = self.entries[at];
-                entry != 0 && entry >> 32 == place.tag && is_same((entry as u32 - 1) as usize)
-            })
+        self.entries(place).find_map(|entry| {
+            // Acquire: the hash that the entry's slot was given before it was entered is visible.
+            let entry = entry.load(Acquire);
+            (entry != 0 && entry >> 32 == place.tag).then(|| accept(slot_of(entry))).flatten()
         })
     }
 
-    /// Adds an entry; false if both buckets are full. The caller has checked that the hash is not in.
-    pub(crate) fn insert(&mut self, hash: &BlockHash, slot: usize) -> bool {
+    /// Enters `slot` under a hash that it already has. `is_same` compares the full hash of another slot.
+    pub(crate) fn insert(self, hash: &BlockHash, slot: usize, is_same: impl Fn(usize) -> bool) -> Inserted {
+        let other = |found: usize| (found != slot && is_same(found)).then_some(());
+        if self.find(hash, other).is_some() {
+            return Inserted::Exists;
+        }
         let place = self.place(hash);
-        let fill = |bucket: &usize| self.entries[bucket * BUCKET..][..BUCKET].iter().filter(|&&e| e != 0).count();
+        // Relaxed: how full a bucket is only guides the choice.
+        let fill = |bucket: usize| self.buckets[bucket].0.iter().filter(|entry| entry.load(Relaxed) != 0).count();
         let [a, b] = place.buckets;
-        let emptier = if fill(&b) < fill(&a) { b } else { a };
-        let free = self.entries[emptier * BUCKET..][..BUCKET].iter_mut().find(|entry| **entry == 0);
-        let Some(entry) = free else { return false };
-        *entry = place.tag << 32 | (slot as u64 + 1);
-        self.len += 1;
-        true
+        let emptier = if fill(b) < fill(a) { [b, a] } else { [a, b] };
+        let new = place.tag << 32 | (slot as u64 + 1);
+        let entered = emptier.iter().flat_map(|&bucket| &self.buckets[bucket].0).any(|entry| {
+            // AcqRel: release publishes the slot's hash with the entry. Relaxed on failure: the next one is tried.
+            entry.load(Relaxed) == 0 && entry.compare_exchange(0, new, AcqRel, Relaxed).is_ok()
+        });
+        if !entered {
+            return Inserted::Full;
+        }
+        // SeqCst: our entry is in before we look for the other's; with the same fence on the other side, one of two
+        // threads that enter the same hash sees the other.
+        fence(SeqCst);
+        if self.find(hash, other).is_some() {
+            self.remove(hash, slot);
+            return Inserted::Exists;
+        }
+        Inserted::Yes
     }
 
     /// Empties the entry of a hash that stands at `slot`; false if there is none.
-    pub(crate) fn remove(&mut self, hash: &BlockHash, slot: usize) -> bool {
-        let Some(at) = self.position(hash, |other| other == slot) else { return false };
-        self.entries[at] = 0;
-        self.len -= 1;
-        true
+    pub(crate) fn remove(self, hash: &BlockHash, slot: usize) -> bool {
+        let place = self.place(hash);
+        let mine = place.tag << 32 | (slot as u64 + 1);
+        self.entries(place).any(|entry| {
+            // AcqRel: who finds the entry empty and fills it comes after what we did to the slot. Relaxed on failure.
+            entry.load(Relaxed) == mine && entry.compare_exchange(mine, 0, AcqRel, Relaxed).is_ok()
+        })
+    }
+
+    /// Number of entries; exact only while nobody changes them.
+    pub(crate) fn len(self) -> usize {
+        // Relaxed: a count for audits.
+        self.buckets.iter().flat_map(|bucket| &bucket.0).filter(|entry| entry.load(Relaxed) != 0).count()
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(kvtier_loom)))]
 mod tests {
     use super::*;
 
@@ -88,32 +151,36 @@ mod tests {
         BlockHash(bytes)
     }
 
+    fn buckets(n: usize) -> Vec<Bucket> {
+        (0..n).map(|_| Bucket::default()).collect()
+    }
+
     #[test]
     fn holds_its_capacity_of_poorly_spread_hashes() {
-        for capacity in [1, 7, 100, 20_000] {
-            let mut index = Index::new(capacity);
+        for capacity in [1_usize, 7, 100, 20_000] {
+            let buckets = buckets((capacity * 2).div_ceil(8).next_power_of_two());
+            let index = Index::new(&buckets);
+            let find = |n: usize| index.find(&hash(n as u64), |found| (found == n).then_some(found));
             for slot in 0..capacity {
-                assert!(index.insert(&hash(slot as u64), slot));
+                assert_eq!(index.insert(&hash(slot as u64), slot, |_| false), Inserted::Yes);
             }
             assert_eq!(index.len(), capacity);
+            assert!((0..capacity).all(|slot| find(slot) == Some(slot)));
             for slot in 0..capacity {
-                assert_eq!(index.find(&hash(slot as u64), |found| found == slot), Some(slot));
+                assert!(index.remove(&hash(slot as u64), slot) && !index.remove(&hash(slot as u64), slot));
             }
-            assert_eq!(index.find(&hash(u64::MAX), |_| false), None);
-            for slot in 0..capacity {
-                assert!(index.remove(&hash(slot as u64), slot));
-                assert!(!index.remove(&hash(slot as u64), slot));
-            }
-            assert_eq!(index.entries.iter().filter(|&&e| e != 0).count(), 0);
+            assert_eq!(index.len(), 0);
         }
     }
 
     #[test]
     fn a_full_bucket_refuses_without_harm() {
-        let mut index = Index::new(4); // one bucket
-        assert!((0..8).all(|slot| index.insert(&hash(slot), slot as usize)));
-        assert!(!index.insert(&hash(8), 8));
-        assert_eq!(index.len(), 8);
-        assert!(index.remove(&hash(3), 3) && index.insert(&hash(8), 8));
+        let buckets = buckets(1);
+        let index = Index::new(&buckets);
+        assert!((0..8).all(|n| index.insert(&hash(n), n as usize, |_| false) == Inserted::Yes));
+        assert_eq!(index.insert(&hash(8), 8, |_| false), Inserted::Full);
+        assert_eq!(index.insert(&hash(3), 9, |found| found == 3), Inserted::Exists);
+        assert!(index.remove(&hash(3), 3));
+        assert_eq!(index.insert(&hash(8), 8, |_| false), Inserted::Yes);
     }
 }

@@ -1,6 +1,25 @@
 //! Counters of the table, which never go down, and gauges read off its tiers.
 
+use crate::sync::{AtomicU64, Relaxed};
 use crate::tier::TierCounts;
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: usize) {
+        if n > 0 {
+            // Relaxed: a statistic.
+            self.0.fetch_add(n as u64, Relaxed);
+        }
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        // Relaxed: a statistic.
+        self.0.load(Relaxed)
+    }
+}
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -8,6 +27,18 @@ macro_rules! counters {
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
+        }
+
+        /// The counters where several threads count.
+        #[derive(Debug, Default)]
+        pub(crate) struct SharedCounters {
+            $(pub(crate) $name: Counter,)*
+        }
+
+        impl SharedCounters {
+            pub(crate) fn read(&self) -> Counters {
+                Counters { $($name: self.$name.get(),)* }
+            }
         }
 
         impl Counters {

@@ -1,49 +1,19 @@
-//! One tier: its slots, their index, the free set and the eviction order, all flat arrays addressed by slot.
+//! One tier: slots, index, free set and eviction order over one region, for any number of threads.
 
 use std::marker::PhantomData;
 
 use crate::block::{BlockHash, BlockId};
 use crate::error::{Error, Result};
+use crate::eviction::{EvictionOrder, Evictor, Releases};
 use crate::free_bitmap::FreeBitmap;
-use crate::index::Index;
-use crate::slot_list::SlotList;
-
-/// What a slot is at the moment; exactly one of these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
-    /// Nobody's.
-    Free,
-    /// Held and not published.
-    Claimed,
-    /// Published: a hit for whoever looks its hash up.
-    Cached,
-    /// Destination of a planned or running copy.
-    InFlight,
-}
-
-/// State, hold count and generation of a slot in one word.
-#[derive(Debug, Clone, Copy)]
-struct SlotWord(u64);
-
-impl SlotWord {
-    const STATES: [State; 4] = [State::Free, State::Claimed, State::Cached, State::InFlight];
-
-    fn new(state: State, num_holds: u32, generation: u32) -> Self {
-        debug_assert!(num_holds < 1 << 30);
-        Self(state as u64 | u64::from(num_holds) << 2 | u64::from(generation) << 32)
-    }
-    fn state(self) -> State {
-        Self::STATES[(self.0 & 3) as usize]
-    }
-    fn num_holds(self) -> u32 {
-        (self.0 as u32) >> 2
-    }
-    fn generation(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-}
+use crate::index::{Index, Inserted};
+use crate::region::Region;
+use crate::slot::{Slot, State, Word};
+use crate::sync::{at_least_zero, Acquire, AtomicI64, Relaxed};
 
 /// How many slots are in each state, and how many are held or evictable.
+///
+/// Each number was true at some moment of the call; together they are exact while no other thread changes the tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TierCounts {
     /// Slots of the tier.
@@ -65,263 +35,377 @@ pub struct TierCounts {
 /// A pool of equal block slots.
 #[derive(Debug)]
 pub(crate) struct Tier<T> {
-    words: Vec<SlotWord>,
-    hashes: Vec<BlockHash>,
-    index: Index,
-    free: FreeBitmap,
-    /// Cached slots without a hold, least recently released first.
-    order: SlotList,
-    /// Slots by `State as usize`.
-    num_in_state: [usize; 4],
-    num_held: usize,
+    region: Region,
     marker: PhantomData<fn() -> T>,
 }
 
+/// A published slot as a lookup saw it.
+pub(crate) struct Hit<T> {
+    pub(crate) id: BlockId<T>,
+    generation: u32,
+    pub(crate) is_idle: bool,
+}
+
 impl<T> Tier<T> {
-    pub(crate) fn new(num_blocks: usize) -> Self {
-        Self {
-            words: vec![SlotWord::new(State::Free, 0, 0); num_blocks],
-            hashes: vec![BlockHash::default(); num_blocks],
-            index: Index::new(num_blocks),
-            free: FreeBitmap::new(num_blocks),
-            order: SlotList::new(num_blocks),
-            num_in_state: [num_blocks, 0, 0, 0],
-            num_held: 0,
-            marker: PhantomData,
-        }
+    /// An empty tier; `argument` names its size in errors.
+    pub(crate) fn new(num_blocks: usize, argument: &str) -> Result<Self> {
+        Ok(Self { region: Region::new(num_blocks, argument)?, marker: PhantomData })
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.words.len()
+        self.region.slots().len()
     }
 
-    /// Slots that an allocation can get now.
+    fn slot(&self, id: BlockId<T>) -> &Slot {
+        &self.region.slots()[id.index()]
+    }
+
+    fn index(&self) -> Index<'_> {
+        Index::new(self.region.buckets())
+    }
+
+    fn free_bitmap(&self) -> FreeBitmap<'_> {
+        FreeBitmap::new(self.region.header(), self.region.bitmap(), self.len())
+    }
+
+    fn order(&self) -> EvictionOrder<'_> {
+        EvictionOrder::new(self.region.header(), self.region.slots())
+    }
+
+    fn count(gauge: &AtomicI64, change: i64) {
+        // Relaxed: gauges of this kind are only read as statistics.
+        gauge.fetch_add(change, Relaxed);
+    }
+
+    /// Slots that an allocation can get now; exact for the only thread that allocates and holds.
     pub(crate) fn num_available(&self) -> usize {
-        self.free.num_free() + self.order.len()
+        // Acquire, as in `num_free`: what was counted can be found.
+        let idle = self.region.header().gauges.idle.load(Acquire);
+        self.free_bitmap().num_free() + at_least_zero(idle)
     }
 
     pub(crate) fn counts(&self) -> TierCounts {
-        let [free, claimed, cached, in_flight] = self.num_in_state;
+        let gauges = &self.region.header().gauges;
+        // Relaxed: statistics.
+        let read = |gauge: &AtomicI64| at_least_zero(gauge.load(Relaxed));
+        let (total, taken, cached) = (self.len(), read(&gauges.taken), read(&gauges.cached));
+        let (in_flight, evictable) = (read(&gauges.in_flight), read(&gauges.idle));
         TierCounts {
-            total: self.len(),
-            free,
-            claimed,
+            total,
+            free: total.saturating_sub(taken),
+            claimed: taken.saturating_sub(cached + in_flight),
             cached,
             in_flight,
-            held: self.num_held,
-            evictable: self.order.len(),
+            held: taken.saturating_sub(in_flight + evictable),
+            evictable,
         }
     }
 
-    pub(crate) fn state(&self, id: BlockId<T>) -> State {
-        self.words[id.index()].state()
+    pub(crate) fn word(&self, id: BlockId<T>) -> Word {
+        self.slot(id).word()
     }
 
-    pub(crate) fn num_holds(&self, id: BlockId<T>) -> u32 {
-        self.words[id.index()].num_holds()
-    }
-
+    /// The hash a slot was given last; of meaning while the caller holds or owns it.
     pub(crate) fn hash(&self, id: BlockId<T>) -> BlockHash {
-        self.hashes[id.index()]
+        self.slot(id).hash()
     }
 
-    /// The slot indexed under a hash: cached, or in flight in the Cpu tier.
-    pub(crate) fn find(&self, hash: &BlockHash) -> Option<BlockId<T>> {
-        self.index.find(hash, |slot| self.hashes[slot] == *hash).map(BlockId::new)
+    /// Names the hash of a slot that the caller owns and that is not published.
+    pub(crate) fn set_hash(&self, id: BlockId<T>, hash: &BlockHash) {
+        self.slot(id).set_hash(hash);
+    }
+
+    /// Looks `hashes` up one after another, asking memory for what comes next ahead of time, until `found` says stop.
+    pub(crate) fn find_each(&self, hashes: &[BlockHash], mut found: impl FnMut(Option<Hit<T>>) -> bool) {
+        const AHEAD: usize = 6;
+        let index = self.index();
+        for hash in hashes.iter().take(AHEAD) {
+            index.prefetch(hash);
+        }
+        for (at, hash) in hashes.iter().enumerate() {
+            if let Some(next) = hashes.get(at + AHEAD) {
+                index.prefetch(next);
+            }
+            if !found(self.find_cached(hash)) {
+                return;
+            }
+        }
     }
 
     /// The slot that is a hit for a hash.
-    pub(crate) fn find_cached(&self, hash: &BlockHash) -> Option<BlockId<T>> {
-        self.find(hash).filter(|&id| self.state(id) == State::Cached)
+    #[inline]
+    pub(crate) fn find_cached(&self, hash: &BlockHash) -> Option<Hit<T>> {
+        self.index().find(hash, |at| {
+            let slot = &self.region.slots()[at];
+            let before = slot.word();
+            if before.state() != State::Cached || !slot.has_hash(hash) {
+                return None;
+            }
+            // A slot that was published before and after, in one generation, had this hash throughout.
+            let after = slot.word();
+            (after.state() == State::Cached && after.generation() == before.generation()).then(|| Hit {
+                id: BlockId::new(at),
+                generation: after.generation(),
+                is_idle: after.num_holds() == 0,
+            })
+        })
     }
 
-    fn set(&mut self, slot: usize, state: State, num_holds: u32) {
-        let old = self.words[slot];
-        self.num_in_state[old.state() as usize] -= 1;
-        self.num_in_state[state as usize] += 1;
-        self.num_held -= usize::from(old.num_holds() > 0);
-        self.num_held += usize::from(num_holds > 0);
-        // A new generation with each new owner: whoever remembers the old one can tell.
-        let renewed = old.state() == State::Free && state != State::Free;
-        let generation = old.generation().wrapping_add(u32::from(renewed));
-        self.words[slot] = SlotWord::new(state, num_holds, generation);
+    /// Whether the tier has a hash, or is receiving it.
+    pub(crate) fn knows(&self, hash: &BlockHash) -> bool {
+        let has = |at: usize| {
+            let slot = &self.region.slots()[at];
+            (slot.word().state() != State::Free && slot.has_hash(hash)).then_some(())
+        };
+        self.index().find(hash, has).is_some()
     }
 
-    /// Takes one hold more on a cached slot.
-    pub(crate) fn hold(&mut self, id: BlockId<T>) {
-        let slot = id.index();
-        debug_assert_eq!(self.state(id), State::Cached);
-        self.order.remove(slot);
-        self.set(slot, State::Cached, self.num_holds(id) + 1);
+    /// Takes a hold on a hit; false if it has ceased to be one.
+    pub(crate) fn hold(&self, hit: &Hit<T>) -> bool {
+        self.hold_if(hit.id, |word| word.generation() == hit.generation)
     }
 
-    /// Drops one hold. At zero a cached slot becomes evictable, the youngest; a claimed one becomes free.
-    pub(crate) fn unhold(&mut self, id: BlockId<T>) {
-        let slot = id.index();
-        let (state, rest) = (self.state(id), self.num_holds(id).saturating_sub(1));
-        debug_assert!(self.num_holds(id) > 0);
-        self.set(slot, state, rest);
-        if rest == 0 {
-            match state {
-                State::Cached => self.order.push_young(slot),
-                State::Claimed => self.free(id),
-                State::Free | State::InFlight => debug_assert!(false, "hold on a slot that cannot have one"),
+    /// Takes a hold on a slot that the caller knows to be cached, since nobody else evicts from this tier.
+    pub(crate) fn hold_cached(&self, id: BlockId<T>) {
+        let held = self.hold_if(id, |_| true);
+        debug_assert!(held, "slot {id:?} is not cached");
+    }
+
+    fn hold_if(&self, id: BlockId<T>, may: impl Fn(Word) -> bool) -> bool {
+        let result = self
+            .slot(id)
+            .update(|word| (word.state() == State::Cached && may(word)).then(|| word.with_holds(word.num_holds() + 1)));
+        if let Ok((old, _)) = result {
+            if old.num_holds() == 0 {
+                Self::count(&self.region.header().gauges.idle, -1);
             }
         }
+        result.is_ok()
     }
 
-    /// Moves a cached slot without holds to the young end; any other stays as it is.
-    pub(crate) fn refresh(&mut self, id: BlockId<T>) {
-        if self.order.remove(id.index()) {
-            self.order.push_young(id.index());
-        }
+    /// Starts up to `n` releases and refreshes.
+    pub(crate) fn releases(&self, n: usize) -> TierReleases<'_, T> {
+        TierReleases { tier: self, releases: self.order().releases(n) }
     }
 
-    /// Takes `n` slots, which the caller knows to be available: the lowest free ones, then evicted ones, ascending.
-    /// Each evicted slot is reported with its hash before it is reused.
+    /// Appends up to `n` slots, claimed: the lowest free ones, then evicted ones, all in ascending order. Each evicted
+    /// slot is reported with its hash before it is reused. Takes fewer where there are fewer, or where another thread is
+    /// evicting at this moment.
     pub(crate) fn allocate(
-        &mut self,
+        &self,
         n: usize,
-        state: State,
+        slots: &mut Vec<u32>,
         mut on_evict: impl FnMut(BlockId<T>, BlockHash),
-    ) -> Vec<BlockId<T>> {
-        let mut slots = Vec::with_capacity(n);
-        self.free.take_lowest(n, |slot| slots.push(slot));
-        while slots.len() < n {
-            let Some(slot) = self.order.pop_old() else {
-                debug_assert!(false, "allocation beyond what is available");
-                break;
-            };
-            on_evict(BlockId::new(slot), self.hashes[slot]);
-            self.index.remove(&self.hashes[slot], slot);
-            self.set(slot, State::Free, 0);
-            slots.push(slot);
+    ) -> usize {
+        let start = slots.len();
+        self.free_bitmap().take_lowest(n, slots);
+        for &slot in &slots[start..] {
+            let claim = |word: Word| Some(word.with_state(State::Claimed).with_holds(1).renewed());
+            let _ = self.region.slots()[slot as usize].update(claim);
         }
-        slots.sort_unstable();
-        for &slot in &slots {
-            self.set(slot, state, u32::from(state == State::Claimed));
+        let num_free = slots.len() - start;
+        if num_free < n {
+            if let Some(evictor) = self.order().try_take() {
+                let evicted = std::iter::from_fn(|| self.evict(&evictor, &mut on_evict));
+                slots.extend(evicted.take(n - num_free));
+            }
+            Self::count(&self.region.header().gauges.cached, num_free as i64 + start as i64 - slots.len() as i64);
+            slots[start..].sort_unstable();
         }
-        slots.into_iter().map(BlockId::new).collect()
+        slots.len() - start
     }
 
-    /// Enters a hash for a slot that is still in flight, so that it is not copied twice; false if the index is full.
-    pub(crate) fn announce(&mut self, id: BlockId<T>, hash: BlockHash) -> bool {
-        debug_assert_eq!(self.state(id), State::InFlight);
-        self.hashes[id.index()] = hash;
-        self.index.insert(&hash, id.index())
+    fn evict(&self, evictor: &Evictor<'_>, on_evict: &mut impl FnMut(BlockId<T>, BlockHash)) -> Option<u32> {
+        let slot = evictor.evict()?;
+        let hash = self.region.slots()[slot].hash();
+        self.index().remove(&hash, slot);
+        on_evict(BlockId::new(slot), hash);
+        Some(slot as u32)
     }
 
-    /// Makes a slot a hit under `hash`; false, and nothing changed, if the index has the hash or is full.
-    pub(crate) fn publish(&mut self, id: BlockId<T>, hash: BlockHash, num_holds: u32) -> bool {
-        if self.find(&hash).is_some() || !self.index.insert(&hash, id.index()) {
+    /// Enters a slot that the caller owns into the index under the hash that it was given.
+    pub(crate) fn enter(&self, id: BlockId<T>, hash: &BlockHash) -> Inserted {
+        let is_same = |at: usize| {
+            let slot = &self.region.slots()[at];
+            slot.word().state() != State::Free && slot.has_hash(hash)
+        };
+        self.index().insert(hash, id.index(), is_same)
+    }
+
+    /// Makes a claimed slot a hit under `hash`, its hold staying; false, and nothing changed, if the index has the hash
+    /// or no room.
+    pub(crate) fn publish(&self, id: BlockId<T>, hash: &BlockHash) -> bool {
+        self.set_hash(id, hash);
+        if self.enter(id, hash) != Inserted::Yes {
             return false;
         }
-        self.hashes[id.index()] = hash;
-        self.make_cached(id, num_holds);
+        let result =
+            self.slot(id).update(|word| (word.state() == State::Claimed).then(|| word.with_state(State::Cached)));
+        debug_assert!(result.is_ok(), "publishing {id:?}: {result:?}");
+        Self::count(&self.region.header().gauges.cached, 1);
         true
     }
 
-    /// Makes an announced slot a hit.
-    pub(crate) fn publish_announced(&mut self, id: BlockId<T>) {
-        debug_assert_eq!(self.state(id), State::InFlight);
-        self.make_cached(id, 0);
+    /// Makes a claimed slot the destination of a copy; `num_holds` is one if a request waits for it, else zero.
+    pub(crate) fn expect_copy(&self, id: BlockId<T>, num_holds: u32) {
+        let wait = |word: Word| Some(word.with_state(State::InFlight).with_holds(num_holds));
+        let _ = self.slot(id).update(wait);
+        Self::count(&self.region.header().gauges.in_flight, 1);
     }
 
-    fn make_cached(&mut self, id: BlockId<T>, num_holds: u32) {
-        self.set(id.index(), State::Cached, num_holds);
-        if num_holds == 0 {
-            self.order.push_young(id.index());
+    /// Makes an in-flight slot whose hash is in the index a hit, with one hold more, which is the caller's to release.
+    pub(crate) fn publish_copied(&self, id: BlockId<T>) {
+        let publish = |word: Word| {
+            debug_assert_eq!(word.state(), State::InFlight);
+            Some(word.with_state(State::Cached).with_holds(word.num_holds() + 1))
+        };
+        let _ = self.slot(id).update(publish);
+        Self::count(&self.region.header().gauges.in_flight, -1);
+        Self::count(&self.region.header().gauges.cached, 1);
+    }
+
+    /// Ends the copy to an in-flight slot without publishing: the slot is claimed by the request that waits for it, or
+    /// free if none does.
+    pub(crate) fn end_copy(&self, id: BlockId<T>) {
+        let result = self.slot(id).update(|word| {
+            debug_assert_eq!(word.state(), State::InFlight);
+            Some(word.with_state(if word.num_holds() > 0 { State::Claimed } else { State::Free }))
+        });
+        Self::count(&self.region.header().gauges.in_flight, -1);
+        if result.is_ok_and(|(_, new)| new.state() == State::Free) {
+            self.free_bitmap().put([id.index()]);
         }
     }
 
-    /// Makes a claimed slot the destination of a copy.
-    pub(crate) fn expect_copy(&mut self, id: BlockId<T>) {
-        debug_assert_eq!(self.state(id), State::Claimed);
-        self.set(id.index(), State::InFlight, 0);
+    /// Takes back an in-flight slot that was entered into the index.
+    pub(crate) fn retract(&self, id: BlockId<T>) {
+        self.index().remove(&self.hash(id), id.index());
+        self.end_copy(id);
     }
 
-    /// Makes an in-flight slot one that its request holds and will write.
-    pub(crate) fn claim(&mut self, id: BlockId<T>) {
-        debug_assert_eq!(self.state(id), State::InFlight);
-        self.set(id.index(), State::Claimed, 1);
+    /// The request that waits for an in-flight slot goes; false if the copy has ended, the slot being the request's.
+    pub(crate) fn abandon_copy(&self, id: BlockId<T>) -> bool {
+        self.slot(id).update(|word| (word.state() == State::InFlight).then(|| word.with_holds(0))).is_ok()
     }
 
-    /// Takes a cached, held slot out of the index: no hit any more, free when its last hold goes.
-    pub(crate) fn withdraw(&mut self, id: BlockId<T>) {
-        debug_assert!(self.state(id) == State::Cached && self.num_holds(id) > 0);
-        let slot = id.index();
-        self.index.remove(&self.hashes[slot], slot);
-        self.set(slot, State::Claimed, self.num_holds(id));
+    /// Takes a hit that the caller holds out of the index: free when its last hold goes. False if another thread did.
+    pub(crate) fn withdraw(&self, id: BlockId<T>) -> bool {
+        let claim = |word: Word| (word.state() == State::Cached).then(|| word.with_state(State::Claimed));
+        if self.slot(id).update(claim).is_err() {
+            return false;
+        }
+        self.index().remove(&self.hash(id), id.index());
+        Self::count(&self.region.header().gauges.cached, -1);
+        true
     }
 
-    /// Takes an in-flight slot that was announced back.
-    pub(crate) fn retract(&mut self, id: BlockId<T>) {
-        self.index.remove(&self.hashes[id.index()], id.index());
-        self.free(id);
-    }
-
-    /// Frees a claimed or in-flight slot that is not in the index.
-    pub(crate) fn free(&mut self, id: BlockId<T>) {
-        debug_assert!(matches!(self.state(id), State::Claimed | State::InFlight));
-        self.set(id.index(), State::Free, 0);
-        self.free.put(id.index());
-    }
-
-    /// Frees every cached slot, ascending; each is reported first. No slot may be held or in flight.
-    pub(crate) fn clear(&mut self, mut on_remove: impl FnMut(BlockId<T>, BlockHash)) {
-        for slot in 0..self.len() {
-            if self.words[slot].state() == State::Cached {
-                on_remove(BlockId::new(slot), self.hashes[slot]);
-                self.index.remove(&self.hashes[slot], slot);
-                self.order.remove(slot);
-                self.set(slot, State::Free, 0);
-                self.free.put(slot);
+    /// Frees every hit that nobody holds, by ascending id; each is reported.
+    pub(crate) fn clear(&self, mut on_remove: impl FnMut(BlockId<T>, BlockHash)) {
+        for (at, slot) in self.region.slots().iter().enumerate() {
+            let hash = slot.hash();
+            let claim = |word: Word| word.is_idle().then(|| word.with_state(State::Claimed).with_holds(1).renewed());
+            if slot.update(claim).is_err() {
+                continue;
             }
+            on_remove(BlockId::new(at), hash);
+            self.index().remove(&hash, at);
+            Self::count(&self.region.header().gauges.cached, -1);
+            Self::count(&self.region.header().gauges.idle, -1);
+            self.releases(1).unhold(BlockId::new(at));
         }
     }
 
-    /// Compares every array with every other.
+    /// Compares everything with everything; exact only while no other thread changes the tier.
     pub(crate) fn audit(&self, name: &str) -> Result<()> {
-        let broken =
-            |what: &str, slot: usize| Error::Invariant(format!("{name} slot {slot} ({:?}): {what}", self.words[slot]));
-        let mut counts = TierCounts { total: self.len(), evictable: self.order.iter().count(), ..Default::default() };
+        let invariant = |what: String| Error::Invariant(format!("{name}: {what}"));
+        if !self.region.is_intact() {
+            return Err(invariant("the header is damaged".to_owned()));
+        }
+        let order = self.audit_order(name)?;
+        let mut counts = TierCounts { total: self.len(), ..TierCounts::default() };
         let mut num_indexed = 0;
-        for (slot, word) in self.words.iter().enumerate() {
-            let (state, holds) = (word.state(), word.num_holds());
-            match state {
+        for (at, slot) in self.region.slots().iter().enumerate() {
+            let (id, word) = (BlockId::new(at), slot.word());
+            let broken = |what: &str| Err(invariant(format!("slot {at} ({word:?}): {what}")));
+            match word.state() {
                 State::Free => counts.free += 1,
                 State::Claimed => counts.claimed += 1,
                 State::Cached => counts.cached += 1,
                 State::InFlight => counts.in_flight += 1,
             }
-            counts.held += usize::from(holds > 0);
-            if (state == State::Free) != self.free.contains(slot) {
-                return Err(broken("O1: state and free set disagree", slot));
+            counts.held += usize::from(word.num_holds() > 0 && word.state() != State::InFlight);
+            counts.evictable += usize::from(word.is_idle());
+            if (word.state() == State::Free) != self.free_bitmap().is_free(at) {
+                return broken("O1: state and free set disagree");
             }
-            if (state == State::Cached && holds == 0) != self.order.contains(slot) {
-                return Err(broken("O1: state and eviction order disagree", slot));
+            if word.is_idle() && !order.contains(&at) {
+                return broken("O1: evictable and not in the eviction order");
             }
-            if (state == State::Claimed) && holds == 0 || matches!(state, State::Free | State::InFlight) && holds > 0 {
-                return Err(broken("O1: hold count does not fit the state", slot));
+            let holds_fit = match word.state() {
+                State::Free => word.num_holds() == 0,
+                State::Claimed => word.num_holds() > 0,
+                State::InFlight => word.num_holds() < 2,
+                State::Cached => true,
+            };
+            if !holds_fit {
+                return broken("O1: hold count does not fit the state");
             }
-            let is_indexed = self.index.find(&self.hashes[slot], |found| found == slot).is_some();
+            let is_indexed = self.index().find(&slot.hash(), |found| (found == at).then_some(())).is_some();
             num_indexed += usize::from(is_indexed);
-            if state == State::Cached && (!is_indexed || self.find(&self.hashes[slot]) != Some(BlockId::new(slot))) {
-                return Err(broken("O2: published but not found under its hash", slot));
+            if word.state() == State::Cached && self.find_cached(&slot.hash()).is_none_or(|hit| hit.id != id) {
+                return broken("O2: published and not found under its hash");
             }
-            if is_indexed && matches!(state, State::Free | State::Claimed) {
-                return Err(broken("O2: indexed but not published", slot));
+            if is_indexed && matches!(word.state(), State::Free | State::Claimed) {
+                return broken("O2: indexed and not published");
             }
         }
         if counts != self.counts() {
-            return Err(Error::Invariant(format!("{name}: counted {counts:?}, kept {:?}", self.counts())));
+            return Err(invariant(format!("counted {counts:?}, kept {:?}", self.counts())));
         }
-        if num_indexed != self.index.len() {
-            return Err(Error::Invariant(format!("{name}: {num_indexed} indexed, {} entries", self.index.len())));
-        }
-        if counts.evictable != self.order.len() || counts.free != self.free.num_free() {
-            return Err(Error::Invariant(format!("{name}: eviction order or free set miscounted")));
+        if num_indexed != self.index().len() {
+            return Err(invariant(format!("{num_indexed} indexed slots, {} entries", self.index().len())));
         }
         Ok(())
+    }
+
+    /// The slots of the eviction order, which must be a list by stamp of slots that are there once.
+    fn audit_order(&self, name: &str) -> Result<std::collections::HashSet<usize>> {
+        let broken = |what: String| Error::Invariant(format!("{name}: {what}"));
+        let evictor = self.order().try_take().ok_or_else(|| broken("another thread is evicting".to_owned()))?;
+        let mut seen = std::collections::HashSet::new();
+        let mut last = 0;
+        for slot in evictor.iter() {
+            if !seen.insert(slot) {
+                return Err(broken(format!("slot {slot} is twice in the eviction order")));
+            }
+            let place = &self.region.slots()[slot];
+            if place.word().is_idle() {
+                if place.stamp() <= last {
+                    return Err(broken(format!("slot {slot} is out of order in the eviction order")));
+                }
+                last = place.stamp();
+            }
+        }
+        Ok(seen)
+    }
+}
+
+/// Releases of one call on a tier.
+pub(crate) struct TierReleases<'a, T> {
+    tier: &'a Tier<T>,
+    releases: Releases<'a>,
+}
+
+impl<T> TierReleases<'_, T> {
+    /// Drops a hold. At zero a cached slot becomes evictable, the youngest; a claimed one becomes free.
+    pub(crate) fn unhold(&mut self, id: BlockId<T>) {
+        if self.releases.unhold(id.index()).state() == State::Free {
+            self.tier.free_bitmap().put([id.index()]);
+        }
+    }
+
+    /// Makes a hit that nobody holds the youngest; any other stays as it is.
+    pub(crate) fn refresh(&mut self, id: BlockId<T>) {
+        self.releases.refresh(id.index());
     }
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kvtier::event::{EventKind, TierName};
 use kvtier::hash::{Field, Identity};
-use kvtier::{Admission, BlockHash, BlockTable, Config, CpuBlockId, Error, GpuBlockId, RequestId};
+use kvtier::{Admission, BlockHash, Config, CpuBlockId, Error, GpuBlockId, RequestId, Session};
 use proptest::prelude::*;
 
 const BLOCK: usize = 4;
@@ -49,7 +49,7 @@ struct Open {
 }
 
 struct Harness {
-    table: BlockTable,
+    session: Session,
     when: When,
     ranks: u32,
     max_stores: Option<usize>,
@@ -146,7 +146,7 @@ impl Harness {
         config.ranks = ranks;
         config.max_store_blocks_per_step = max_stores;
         Self {
-            table: BlockTable::new(&config).unwrap(),
+            session: Session::new(&config).unwrap(),
             when,
             ranks,
             max_stores,
@@ -167,7 +167,7 @@ impl Harness {
     }
 
     fn hashes(&self, tokens: &[u32], salt: Option<i128>) -> Vec<BlockHash> {
-        self.table.block_hashes(tokens, &identity(salt)).unwrap()
+        self.session.table().block_hashes(tokens, &identity(salt)).unwrap()
     }
 
     /// Slots handed out as new must be nobody's: no live request's, no ticket's, not published.
@@ -192,12 +192,12 @@ impl Harness {
     fn admit(&mut self, variant: u32, len: usize, salt: Option<i128>, by_hash: bool) {
         let (id, prompt) = (self.next_id, tokens(variant, len));
         let hashes = self.hashes(&prompt, salt);
-        let found = self.table.lookup(&prompt, &identity(salt)).unwrap();
-        let before = self.table.stats();
+        let found = self.session.table().lookup(&prompt, &identity(salt)).unwrap();
+        let before = self.session.table().stats();
         let result = if by_hash {
-            self.table.admit_hashed(RequestId::Int(id), hashes, len)
+            self.session.admit_hashed(RequestId::Int(id), &hashes, len)
         } else {
-            self.table.admit(RequestId::Int(id), &prompt, &identity(salt))
+            self.session.admit(RequestId::Int(id), &prompt, &identity(salt))
         };
         match result {
             Ok(admission) => {
@@ -212,10 +212,10 @@ impl Harness {
             }
             Err(Error::OutOfBlocks { needed, available, .. }) => {
                 assert!(needed > available && needed <= len.div_ceil(BLOCK));
-                let mut after = self.table.stats();
+                let mut after = self.session.table().stats();
                 after.counters.num_refused -= 1;
                 assert_eq!(before, after);
-                assert!(self.table.events().is_empty());
+                assert!(self.session.table().events().is_empty());
             }
             Err(other) => panic!("{other}"),
         }
@@ -228,9 +228,9 @@ impl Harness {
         longer.extend((0..n as u32).map(|at| 500 + (live.tokens.len() as u32 + at) % 7));
         let new_hashes = self.hashes(&longer, live.salt).split_off(live.tokens.len() / BLOCK);
         let result = if live.hashed {
-            self.table.extend_hashed(&RequestId::Int(id), &new_hashes, n)
+            self.session.extend_hashed(&RequestId::Int(id), &new_hashes, n)
         } else {
-            self.table.extend(&RequestId::Int(id), &longer[live.tokens.len()..])
+            self.session.extend(&RequestId::Int(id), &longer[live.tokens.len()..])
         };
         match result {
             Ok(added) => {
@@ -249,26 +249,26 @@ impl Harness {
     fn commit(&mut self, which: usize, part: usize) {
         let Some(id) = nth(&self.live, which) else { return };
         let key = RequestId::Int(id);
-        let ready = self.table.is_ready(&key).unwrap();
-        let valid = self.table.valid_tokens(&key).unwrap();
+        let ready = self.session.is_ready(&key).unwrap();
+        let valid = self.session.valid_tokens(&key).unwrap();
         let live = &self.live[&id];
         let num_tokens = live.tokens.len() * part / 4;
         if !ready && part % 2 == 1 {
             // Computing over loads that run: what is written behind them counts only if they come through.
             // What was written so before stays: a block that a remembered commit counts is not written again.
             self.write(id, (live.admission.cached_tokens / BLOCK).max(live.written_blocks), num_tokens);
-            self.table.commit(&key, num_tokens).unwrap();
+            self.session.commit(&key, num_tokens).unwrap();
             return;
         }
         if !ready || num_tokens <= valid {
-            self.table.commit(&key, num_tokens.min(valid)).unwrap();
-            assert_eq!(self.table.valid_tokens(&key).unwrap(), valid);
+            self.session.commit(&key, num_tokens.min(valid)).unwrap();
+            assert_eq!(self.session.valid_tokens(&key).unwrap(), valid);
             return;
         }
         self.write(id, valid / BLOCK, num_tokens);
-        self.table.commit(&key, num_tokens).unwrap();
-        assert_eq!(self.table.valid_tokens(&key).unwrap(), num_tokens);
-        assert!(matches!(self.table.commit(&key, usize::MAX), Err(Error::Config { .. })));
+        self.session.commit(&key, num_tokens).unwrap();
+        assert_eq!(self.session.valid_tokens(&key).unwrap(), num_tokens);
+        assert!(matches!(self.session.commit(&key, usize::MAX), Err(Error::Config { .. })));
     }
 
     fn write(&mut self, id: i64, from_block: usize, num_tokens: usize) {
@@ -287,7 +287,7 @@ impl Harness {
     }
 
     fn step(&mut self) {
-        let plan = self.table.step();
+        let plan = self.session.step();
         self.note_events();
         assert_eq!(plan.load_ticket.is_some(), !plan.loads.is_empty());
         assert_eq!(plan.store_ticket.is_some(), !plan.stores.is_empty());
@@ -346,16 +346,16 @@ impl Harness {
         };
         let failed: Vec<usize> = (0..len).filter(|index| failed >> (index % 64) & 1 == 1).collect();
         assert!(matches!(
-            self.table.complete(ticket, rank, &[len]),
+            self.session.complete(ticket, rank, &[len]),
             Err(Error::Config { .. } | Error::StaleTicket { .. })
         ));
         if !open.ranks_left.remove(&rank) {
-            assert!(matches!(self.table.complete(ticket, rank, &failed), Err(Error::StaleTicket { .. })));
+            assert!(matches!(self.session.complete(ticket, rank, &failed), Err(Error::StaleTicket { .. })));
             return;
         }
         open.failed.extend(&failed);
         if !open.ranks_left.is_empty() {
-            assert!(!self.table.complete(ticket, rank, &failed).unwrap());
+            assert!(!self.session.complete(ticket, rank, &failed).unwrap());
             return;
         }
         let open = self.open.remove(&ticket).unwrap();
@@ -364,8 +364,8 @@ impl Harness {
             When::Late => self.copy(&open.pairs, &open.failed),
             When::Early => self.tear(&open),
         }
-        assert!(self.table.complete(ticket, rank, &failed).unwrap());
-        assert!(matches!(self.table.complete(ticket, rank, &[]), Err(Error::StaleTicket { .. })));
+        assert!(self.session.complete(ticket, rank, &failed).unwrap());
+        assert!(matches!(self.session.complete(ticket, rank, &[]), Err(Error::StaleTicket { .. })));
     }
 
     fn tear(&mut self, open: &Open) {
@@ -381,26 +381,26 @@ impl Harness {
     fn end(&mut self, which: usize, kind: u8) {
         let Some(id) = nth(&self.live, which) else { return };
         let key = RequestId::Int(id);
-        let end = |table: &mut BlockTable| match kind {
-            0 => table.release(&key),
-            1 => table.abort(&key),
-            _ => table.preempt(&key),
+        let end = |session: &mut Session| match kind {
+            0 => session.release(&key),
+            1 => session.abort(&key),
+            _ => session.preempt(&key),
         };
-        end(&mut self.table).unwrap();
-        assert_eq!(end(&mut self.table), Err(Error::UnknownRequest(key.clone())));
-        assert!(self.table.extend(&key, &[1]).is_err() && self.table.commit(&key, 0).is_err());
+        end(&mut self.session).unwrap();
+        assert_eq!(end(&mut self.session), Err(Error::UnknownRequest(key.clone())));
+        assert!(self.session.extend(&key, &[1]).is_err() && self.session.commit(&key, 0).is_err());
         self.live.remove(&id);
     }
 
     fn reset(&mut self) {
         let idle = self.live.is_empty() && self.open.is_empty();
-        let before = self.table.stats();
-        assert_eq!(self.table.reset(), idle);
+        let before = self.session.table().stats();
+        assert_eq!(self.session.reset(), idle);
         if idle {
             self.note_events();
             assert!(self.published.is_empty());
         } else {
-            assert_eq!(before, self.table.stats());
+            assert_eq!(before, self.session.table().stats());
         }
     }
 
@@ -434,19 +434,19 @@ impl Harness {
     }
 
     fn wipe(&mut self) {
-        let stats = self.table.stats();
+        let stats = self.session.table().stats();
         let num_tokens = (stats.gpu.free + stats.gpu.evictable) * BLOCK;
         if num_tokens > 0 {
             let filler: Vec<u32> = (0..num_tokens).map(|token| 800_000 + token as u32).collect();
             let id = RequestId::Int(-2);
-            let admission = self.table.admit(id.clone(), &filler, &Identity::default()).unwrap();
+            let admission = self.session.admit(id.clone(), &filler, &Identity::default()).unwrap();
             self.hand_out(&admission.block_ids);
-            self.table.abort(&id).unwrap();
+            self.session.abort(&id).unwrap();
         }
     }
 
     fn note_events(&mut self) {
-        for event in self.table.events() {
+        for event in self.session.table().events() {
             let key = (event.tier == TierName::Gpu, event.block_id);
             match event.kind {
                 EventKind::Stored => assert!(self.published.insert(key, event.block_hash).is_none()),
@@ -456,7 +456,7 @@ impl Harness {
     }
 
     fn check(&mut self) {
-        self.table.audit().unwrap();
+        self.session.audit().unwrap();
         self.note_events();
         for (&(is_gpu, slot), &hash) in &self.published {
             let cell = if is_gpu { self.gpu[slot as usize] } else { self.cpu[slot as usize] };
@@ -466,16 +466,16 @@ impl Harness {
         assert_eq!(keys.len(), self.published.len(), "one hash is published twice in a tier");
         for (&id, live) in &self.live {
             let key = RequestId::Int(id);
-            assert_eq!(self.table.block_ids(&key).unwrap(), live.ids);
-            if self.table.is_ready(&key).unwrap() {
+            assert_eq!(self.session.block_ids(&key).unwrap(), live.ids);
+            if self.session.is_ready(&key).unwrap() {
                 let hashes = self.hashes(&live.tokens, live.salt);
-                let valid_blocks = self.table.valid_tokens(&key).unwrap() / BLOCK;
+                let valid_blocks = self.session.valid_tokens(&key).unwrap() / BLOCK;
                 for (position, &hash) in hashes.iter().enumerate().take(valid_blocks) {
                     assert_eq!(self.gpu[live.ids[position].index()], Cell::Block(hash), "O2: valid token");
                 }
             }
         }
-        let stats = self.table.stats();
+        let stats = self.session.table().stats();
         let counters: Vec<_> = stats.counters.each().collect();
         for (old, new) in self.last_counters.iter().zip(&counters) {
             assert!(old.1 <= new.1, "O7: {} went down", old.0);
@@ -497,7 +497,7 @@ impl Harness {
             Op::Step => self.step(),
             Op::Complete { which, rank, failed } => self.complete(which, rank, failed),
             Op::Stale => {
-                let stale = self.table.complete(u64::MAX, 0, &[]);
+                let stale = self.session.complete(u64::MAX, 0, &[]);
                 assert!(matches!(stale, Err(Error::StaleTicket { .. })));
             }
             Op::End { which, kind } => self.end(which, kind),
@@ -528,12 +528,12 @@ impl Harness {
                 self.check();
             }
         }
-        let stats = self.table.stats();
+        let stats = self.session.table().stats();
         assert_eq!((stats.gpu.held, stats.cpu.held, stats.gpu.in_flight, stats.cpu.in_flight), (0, 0, 0, 0));
         let filler: Vec<u32> = (0..self.gpu.len() * BLOCK).map(|token| 900_000 + token as u32).collect();
-        let admission = self.table.admit(RequestId::Int(-1), &filler, &Identity::default()).unwrap();
+        let admission = self.session.admit(RequestId::Int(-1), &filler, &Identity::default()).unwrap();
         assert_eq!(admission.fresh_blocks, self.gpu.len());
-        self.table.abort(&RequestId::Int(-1)).unwrap();
+        self.session.abort(&RequestId::Int(-1)).unwrap();
         self.check();
     }
 }
@@ -567,7 +567,7 @@ proptest! {
                 harness.apply(op);
             }
             let [one, two] = &tables;
-            prop_assert_eq!(one.table.stats(), two.table.stats());
+            prop_assert_eq!(one.session.table().stats(), two.session.table().stats());
             prop_assert_eq!(&one.published, &two.published);
             for (a, b) in one.live.values().zip(two.live.values()) {
                 prop_assert_eq!(&a.ids, &b.ids);

@@ -10,17 +10,21 @@ import os
 import warnings
 
 from kvtier._core import Admission, BlockTable, Event, Plan, Swaps, __build__, __version__
-from kvtier.copy import CopyEngine
 from kvtier.errors import (
     ConfigError,
     InvariantError,
     KvtierError,
     OutOfBlocksError,
+    SessionInUseError,
     StaleTicketError,
     TransferError,
     UnknownRequestError,
 )
-from kvtier.memory import HostMemory, MemoryLayout
+
+TYPE_CHECKING = False  # as that of typing, which would be half of the time that importing kvtier takes
+if TYPE_CHECKING:
+    from kvtier.copy import CopyEngine
+    from kvtier.memory import HostMemory, MemoryLayout
 
 __all__ = [
     "Admission",
@@ -34,6 +38,7 @@ __all__ = [
     "MemoryLayout",
     "OutOfBlocksError",
     "Plan",
+    "SessionInUseError",
     "StaleTicketError",
     "Swaps",
     "TransferError",
@@ -48,3 +53,19 @@ if __build__ != "release" and os.environ.get("KVTIER_ALLOW_DEBUG_BUILD", "0") in
         RuntimeWarning,
         stacklevel=2,
     )
+
+_IMPORTED_AT_FIRST_USE = {"CopyEngine": "copy", "HostMemory": "memory", "MemoryLayout": "memory"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _IMPORTED_AT_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{_IMPORTED_AT_FIRST_USE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

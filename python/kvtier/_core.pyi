@@ -7,7 +7,18 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-__all__ = ["Admission", "BlockTable", "Event", "Plan", "Swaps", "__build__", "__version__"]
+__all__ = [
+    "Admission",
+    "BlockTable",
+    "CopyWorkers",
+    "DescribedMemory",
+    "Event",
+    "HostArena",
+    "Plan",
+    "Swaps",
+    "__build__",
+    "__version__",
+]
 
 __version__: str
 
@@ -107,8 +118,9 @@ class Event:
 class BlockTable:
     """The block allocator of an engine, with a Gpu tier and a Cpu tier.
 
-    It hands out block ids and plans copies; it never touches the blocks' memory. May be called from any thread.
-    See docs/design.md for every decision it takes.
+    It hands out block ids and plans copies; it never touches the blocks' memory. `lookup`, `lookup_hashed`,
+    `block_hashes`, `stats`, `events` and `complete` may be called from any thread at any time; every other method
+    by one scheduler thread at a time, or it raises `SessionInUseError`. See docs/design.md for every decision it takes.
     """
 
     def __new__(
@@ -132,7 +144,7 @@ class BlockTable:
             policy: Which block to evict: `"lru"`, the least recently released.
             store: Which blocks to store: `"eager"`, every published block that the Cpu tier lacks.
             max_store_blocks_per_step: Most stores that one `step` plans, 0 or more; None: no limit.
-            ranks: Workers that must acknowledge each ticket, 1 .. 64.
+            ranks: Workers that must acknowledge each ticket, 1 .. 32.
             hash: How token ids become block hashes: `"sha256"`.
             root: Mixed into every block hash. Put in it whatever makes blocks of two engines incompatible: model,
                 dtype, layout.
@@ -310,6 +322,18 @@ class BlockTable:
 
         Returns:
             False, and nothing changed, while a request is live or a ticket is open.
+        """
+    def share(self, gpu_blocks: int) -> BlockTable:
+        """Make a table with a Gpu tier of its own that shares this table's Cpu tier.
+
+        Each sees the blocks that the other has stored, once they are acknowledged. Every setting but the size of the
+        Gpu tier is this table's. Events come out of one log, whichever table is asked.
+
+        Args:
+            gpu_blocks: Blocks of the new Gpu tier, 1 .. 2**24.
+
+        Raises:
+            ConfigError: `gpu_blocks` is outside its limits.
         """
     def stats(self) -> dict[str, int]:
         """Counters since construction and gauges of now, by name; see docs/design.md, section Statistics."""

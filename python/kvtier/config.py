@@ -19,7 +19,7 @@ HOST_PAGE_BYTES = 4096
 
 _MAX_BLOCKS = 2**24
 _MAX_BLOCK_SIZE = 2**16
-_MAX_RANKS = 64
+_MAX_RANKS = 32
 _MAX_BYTES = 2**63 - 1
 _DERIVED = cast("int", None)
 
@@ -39,7 +39,7 @@ class TableConfig:
         cpu_bytes: Host memory for the Cpu tier, per node: it is divided evenly over the local ranks. Left out: what
             `cpu_blocks` takes.
         cpu_blocks: Blocks of the Cpu tier, 0 .. 2**24; 0 makes a plain prefix cache. Left out: what `cpu_bytes` holds.
-        local_ranks: Ranks on this node, 1 .. 64.
+        local_ranks: Ranks on this node, 1 .. 32.
         cpu_block_size: Tokens per block of the Cpu tier: the same as `block_size`.
         node_budget_bytes: Host memory that all ranks of the node may take together. Left out: what
             `available_host_bytes` says.

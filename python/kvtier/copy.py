@@ -209,9 +209,8 @@ def _as_pairs(name: str, pairs: Any) -> npt.NDArray[np.int32]:
         raise ConfigError(name, f"dtype {array.dtype}", "integers")
     if array.ndim != 2:
         raise ConfigError(name, f"shape {array.shape}", "shape (n, 2): (source block id, destination block id)")
-    if array.min() < 0 or array.max() > _MAX_ID:
-        worst = array.min() if array.min() < 0 else array.max()
-        raise ConfigError(name, f"a block id of {worst}", f"block ids in 0 .. {_MAX_ID}")
+    if array.min() < -_MAX_ID or array.max() > _MAX_ID:  # the core names the pair where int32 can hold the ids
+        raise ConfigError(name, f"block ids {array.min()} .. {array.max()}", f"block ids in 0 .. {_MAX_ID}")
     return array.astype(np.int32)
 
 

@@ -86,5 +86,15 @@ class TransferError(KvtierError, RuntimeError):
     """The copy engine could not take or finish a copy; the text says which and why."""
 
 
+class SessionInUseError(KvtierError, RuntimeError):
+    """Two threads called the scheduler's side of one table at the same time; see docs/threading.md."""
+
+    def __init__(self) -> None:
+        super().__init__("another thread is using this table's session")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), ())
+
+
 class InvariantError(KvtierError, RuntimeError):
     """`audit()` found a table that breaks one of its invariants; this is a bug in kvtier."""

@@ -142,10 +142,10 @@ mod tests {
 
         let mut expected = Vec::new();
         for (index, &[source, destination]) in pairs.iter().enumerate() {
-            for fragment in 0..fragment_bytes.len() {
-                let (from, to) =
-                    (geometry.gpu_part(fragment, source as u32).0, geometry.cpu_part(fragment, destination as u32).0);
-                expected.extend((0..fragment_bytes[fragment]).map(|byte| (from + byte, to + byte, index as u32)));
+            let [source, destination] = [source, destination].map(i32::unsigned_abs);
+            for (fragment, &bytes) in fragment_bytes.iter().enumerate() {
+                let (from, to) = (geometry.gpu_part(fragment, source).0, geometry.cpu_part(fragment, destination).0);
+                expected.extend((0..bytes).map(|byte| (from + byte, to + byte, index as u32)));
             }
         }
         let mut got = Vec::new();

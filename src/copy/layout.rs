@@ -334,7 +334,7 @@ mod tests {
             let first = fragment(a.0, a.1 + a.2, a.2);
             let stride = if same_stride { first.block_stride.max(b.2) } else { b.1 + b.2 };
             let second = fragment(b.0, stride, b.2);
-            let mut owners = vec![0_u8; 200];
+            let mut owners = [0_u8; 200];
             for part in [first, second] {
                 for block in 0..num_blocks {
                     let start = part.address + block * part.block_stride;

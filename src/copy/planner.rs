@@ -195,7 +195,10 @@ mod tests {
     use super::super::layout::{DescribedMemory, Fragment, HostSlots};
     use super::*;
 
-    fn geometry(fragments: &[(usize, usize, usize)], block_bytes: usize) -> Geometry {
+    /// (address, block stride, bytes)
+    type Parts<'a> = &'a [(usize, usize, usize)];
+
+    fn geometry(fragments: Parts<'_>, block_bytes: usize) -> Geometry {
         let fragments =
             fragments.iter().map(|&(address, block_stride, bytes)| Fragment { address, block_stride, bytes }).collect();
         let slot_bytes = block_bytes.next_multiple_of(4096);
@@ -235,7 +238,7 @@ mod tests {
 
     #[test]
     fn pieces_are_flat_only_without_padding_on_both_sides() {
-        let cases: [(&[(usize, usize, usize)], usize, bool); 5] = [
+        let cases: [(Parts<'_>, usize, bool); 5] = [
             (&[(0x1000, 4096, 4096)], 4096, true),
             (&[(0x1000, 8192, 4096)], 4096, false), // padding on the Gpu side
             (&[(0x1000, 576, 576)], 576, false),    // padding on the Cpu side

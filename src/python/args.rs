@@ -62,6 +62,19 @@ pub(super) fn name(argument: &str, value: Option<&Bound<'_, PyAny>>, default: &s
     }
 }
 
+pub(super) fn bytes(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    bytes_of(value).ok_or_else(|| type_error(name, "bytes", value))
+}
+
+/// A ticket number; one that no ticket can have is stale like any other that was never issued.
+pub(super) fn ticket(value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    match value.extract::<u64>() {
+        Ok(number) if !value.is_instance_of::<PyBool>() => Ok(number),
+        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => Err(errors::never_issued(value)),
+        _ => Err(type_error("ticket", "an int", value)),
+    }
+}
+
 pub(super) fn request_id(value: &Bound<'_, PyAny>) -> PyResult<RequestId> {
     if let Ok(name) = value.cast::<PyString>() {
         return Ok(RequestId::Text(utf8("request_id", name)?.into()));
@@ -148,11 +161,18 @@ fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Integers> {
     Ok(Integers::Signed(numbers))
 }
 
+/// First characters of the buffer formats of the other byte order.
+const FOREIGN: &[char] = if cfg!(target_endian = "little") { &['>', '!'] } else { &['<'] };
+
 fn integer_buffer(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Option<Integers>> {
     let py = value.py();
+    // Integers of the other byte order pass for native ones where only size and sign are compared.
+    let is_foreign = PyMemoryView::from(value)
+        .and_then(|view| view.getattr("format")?.extract::<String>())
+        .is_ok_and(|format| format.starts_with(FOREIGN));
     macro_rules! read {
         ($($kind:ty => $variant:ident),*) => {$(
-            if let Ok(buffer) = PyBuffer::<$kind>::get(value) {
+            if let (false, Ok(buffer)) = (is_foreign, PyBuffer::<$kind>::get(value)) {
                 let numbers = contiguous(name, value, &buffer)?;
                 return Ok(Some(Integers::$variant(numbers.into_iter().map(Into::into).collect())));
             }

@@ -32,6 +32,12 @@ pub(super) fn from_error(py: Python<'_>, error: Error) -> PyErr {
         Error::UnknownRequest(RequestId::Int(id)) => raise(py, "UnknownRequestError", (id,)),
         Error::UnknownRequest(RequestId::Text(id)) => raise(py, "UnknownRequestError", (&*id,)),
         Error::StaleTicket { ticket, reason } => raise(py, "StaleTicketError", (ticket, reason)),
+        Error::SessionInUse => raise(py, "SessionInUseError", ()),
         Error::Invariant(what) => raise(py, "InvariantError", (what,)),
     }
+}
+
+/// `StaleTicketError` for a number that no ticket can have.
+pub(super) fn never_issued(ticket: &Bound<'_, PyAny>) -> PyErr {
+    raise(ticket.py(), "StaleTicketError", (ticket, "it was never issued"))
 }

@@ -4,6 +4,7 @@ mod args;
 mod copy;
 mod errors;
 mod plan;
+mod session_cell;
 mod table;
 
 use pyo3::prelude::*;

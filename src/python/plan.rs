@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::block::BlockId;
 use crate::event::{EventKind, TierName};
-use crate::{plan, table};
+use crate::plan;
 
 pub(super) fn ids_array<T>(py: Python<'_>, ids: &[BlockId<T>]) -> Py<PyArray1<i32>> {
     PyArray1::from_vec(py, ids.iter().map(|id| id.index() as i32).collect()).unbind()
@@ -36,7 +36,7 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    pub(super) fn new(py: Python<'_>, admission: &table::Admission) -> Self {
+    pub(super) fn new(py: Python<'_>, admission: &crate::Admission) -> Self {
         Self {
             block_ids: ids_array(py, &admission.block_ids),
             gpu_hit_blocks: admission.gpu_hit_blocks,

@@ -1,26 +1,32 @@
 //! `kvtier.BlockTable`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use super::plan::{ids_array, Admission, Event, Plan, Swaps};
+use super::session_cell::SessionCell;
 use super::{args, errors};
 use crate::block::{MAX_BLOCKS, MAX_BLOCK_SIZE};
-use crate::plan::MAX_RANKS;
-use crate::table;
+use crate::{Config, Session, MAX_RANKS};
 
 /// The block allocator of an engine, with a Gpu tier and a Cpu tier.
 #[pyclass(frozen, module = "kvtier")]
 pub(super) struct BlockTable {
-    table: Mutex<table::BlockTable>,
+    table: crate::BlockTable,
+    session: SessionCell,
 }
 
 impl BlockTable {
-    fn table(&self) -> MutexGuard<'_, table::BlockTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn over(session: Session) -> Self {
+        Self { table: session.table().clone(), session: SessionCell::new(session) }
+    }
+
+    /// Lets the session take note of what other threads have finished, unless it is at work: then it does so itself.
+    fn settle(&self) {
+        if let Some(mut session) = self.session.try_take() {
+            session.settle();
+        }
     }
 }
 
@@ -44,9 +50,9 @@ impl BlockTable {
         max_store_blocks_per_step: Option<Any<'_, '_>>,
         ranks: Option<Any<'_, '_>>,
         hash: Option<Any<'_, '_>>,
-        root: Option<&[u8]>,
+        root: Option<Any<'_, '_>>,
     ) -> PyResult<Self> {
-        let config = table::Config {
+        let config = Config {
             gpu_blocks: args::size("gpu_blocks", gpu_blocks, 1..=MAX_BLOCKS)?,
             cpu_blocks: args::size("cpu_blocks", cpu_blocks, 0..=MAX_BLOCKS)?,
             block_size: args::size("block_size", block_size, 1..=MAX_BLOCK_SIZE)?,
@@ -57,30 +63,30 @@ impl BlockTable {
                 .transpose()?,
             ranks: ranks.map_or(Ok(1), |value| args::size("ranks", value, 1..=MAX_RANKS))? as u32,
             hash: args::name("hash", hash, "sha256")?,
-            root: root.unwrap_or_default().to_vec(),
+            root: root.map_or_else(|| Ok(Vec::new()), |value| args::bytes("root", value))?,
         };
-        let table = py.detach(|| table::BlockTable::new(&config));
-        Ok(Self { table: Mutex::new(table.map_err(|error| errors::from_error(py, error))?) })
+        let session = py.detach(|| Session::new(&config));
+        Ok(Self::over(session.map_err(|error| errors::from_error(py, error))?))
     }
 
     #[getter]
     fn gpu_blocks(&self) -> usize {
-        self.table().gpu_blocks()
+        self.table.config().gpu_blocks
     }
 
     #[getter]
     fn cpu_blocks(&self) -> usize {
-        self.table().cpu_blocks()
+        self.table.config().cpu_blocks
     }
 
     #[getter]
     fn block_size(&self) -> usize {
-        self.table().block_size()
+        self.table.config().block_size
     }
 
     #[getter]
     fn ranks(&self) -> u32 {
-        self.table().ranks()
+        self.table.config().ranks
     }
 
     #[pyo3(signature = (request_id, token_ids, salt = None, adapter = None, media = None),
@@ -96,7 +102,7 @@ impl BlockTable {
     ) -> PyResult<Admission> {
         let (id, tokens) = (args::request_id(request_id)?, args::token_ids(token_ids)?);
         let identity = args::identity(salt, adapter, media)?;
-        let admission = self.table().admit(id, &tokens, &identity);
+        let admission = self.session.take(py)?.admit(id, &tokens, &identity);
         Ok(Admission::new(py, &admission.map_err(|error| errors::from_error(py, error))?))
     }
 
@@ -109,13 +115,13 @@ impl BlockTable {
     ) -> PyResult<Admission> {
         let (id, hashes) = (args::request_id(request_id)?, args::digests(digests)?);
         let num_tokens = args::count("num_tokens", num_tokens)?;
-        let admission = self.table().admit_hashed(id, hashes, num_tokens);
+        let admission = self.session.take(py)?.admit_hashed(id, &hashes, num_tokens);
         Ok(Admission::new(py, &admission.map_err(|error| errors::from_error(py, error))?))
     }
 
     fn extend(&self, py: Python<'_>, request_id: Any<'_, '_>, token_ids: Any<'_, '_>) -> PyResult<Py<PyArray1<i32>>> {
         let (id, tokens) = (args::request_id(request_id)?, args::token_ids(token_ids)?);
-        let added = self.table().extend(&id, &tokens);
+        let added = self.session.take(py)?.extend(&id, &tokens);
         Ok(ids_array(py, &added.map_err(|error| errors::from_error(py, error))?))
     }
 
@@ -128,54 +134,60 @@ impl BlockTable {
     ) -> PyResult<Py<PyArray1<i32>>> {
         let (id, hashes) = (args::request_id(request_id)?, args::digests(digests)?);
         let num_tokens = args::count("num_tokens", num_tokens)?;
-        let added = self.table().extend_hashed(&id, &hashes, num_tokens);
+        let added = self.session.take(py)?.extend_hashed(&id, &hashes, num_tokens);
         Ok(ids_array(py, &added.map_err(|error| errors::from_error(py, error))?))
     }
 
     fn commit(&self, py: Python<'_>, request_id: Any<'_, '_>, num_tokens: Any<'_, '_>) -> PyResult<()> {
         let id = args::request_id(request_id)?;
         let num_tokens = args::count("num_tokens", num_tokens)?;
-        let result = self.table().commit(&id, num_tokens);
+        let result = self.session.take(py)?.commit(&id, num_tokens);
         result.map_err(|error| errors::from_error(py, error))
     }
 
     fn is_ready(&self, py: Python<'_>, request_id: Any<'_, '_>) -> PyResult<bool> {
-        let result = self.table().is_ready(&args::request_id(request_id)?);
+        let id = args::request_id(request_id)?;
+        let result = self.session.take(py)?.is_ready(&id);
         result.map_err(|error| errors::from_error(py, error))
     }
 
     fn valid_tokens(&self, py: Python<'_>, request_id: Any<'_, '_>) -> PyResult<usize> {
-        let result = self.table().valid_tokens(&args::request_id(request_id)?);
+        let id = args::request_id(request_id)?;
+        let result = self.session.take(py)?.valid_tokens(&id);
         result.map_err(|error| errors::from_error(py, error))
     }
 
     fn block_ids(&self, py: Python<'_>, request_id: Any<'_, '_>) -> PyResult<Py<PyArray1<i32>>> {
-        let ids = self.table().block_ids(&args::request_id(request_id)?).map(<[_]>::to_vec);
+        let id = args::request_id(request_id)?;
+        let ids = self.session.take(py)?.block_ids(&id).map(<[_]>::to_vec);
         Ok(ids_array(py, &ids.map_err(|error| errors::from_error(py, error))?))
     }
 
     fn release(&self, py: Python<'_>, request_id: Any<'_, '_>) -> PyResult<()> {
-        let result = self.table().release(&args::request_id(request_id)?);
+        let id = args::request_id(request_id)?;
+        let result = self.session.take(py)?.release(&id);
         result.map_err(|error| errors::from_error(py, error))
     }
 
     fn abort(&self, py: Python<'_>, request_id: Any<'_, '_>) -> PyResult<()> {
-        let result = self.table().abort(&args::request_id(request_id)?);
+        let id = args::request_id(request_id)?;
+        let result = self.session.take(py)?.abort(&id);
         result.map_err(|error| errors::from_error(py, error))
     }
 
     fn preempt(&self, py: Python<'_>, request_id: Any<'_, '_>) -> PyResult<()> {
-        let result = self.table().preempt(&args::request_id(request_id)?);
+        let id = args::request_id(request_id)?;
+        let result = self.session.take(py)?.preempt(&id);
         result.map_err(|error| errors::from_error(py, error))
     }
 
     fn step(&self, py: Python<'_>) -> PyResult<Plan> {
-        let plan = self.table().step();
+        let plan = self.session.take(py)?.step();
         Plan::new(py, &plan)
     }
 
-    fn get_and_reset_swaps(&self) -> Swaps {
-        Swaps::new(&self.table().step())
+    fn get_and_reset_swaps(&self, py: Python<'_>) -> PyResult<Swaps> {
+        Ok(Swaps::new(&self.session.take(py)?.step()))
     }
 
     #[pyo3(signature = (ticket, rank = None, failed = None), text_signature = "(self, ticket, rank=0, failed=())")]
@@ -186,16 +198,17 @@ impl BlockTable {
         rank: Option<Any<'_, '_>>,
         failed: Option<Any<'_, '_>>,
     ) -> PyResult<bool> {
-        let ticket = args::count("ticket", ticket)? as u64;
-        let last_rank = self.table().ranks() as usize - 1;
+        let ticket = args::ticket(ticket)?;
+        let last_rank = self.table.config().ranks as usize - 1;
         let rank = rank.map_or(Ok(0), |value| args::size("rank", value, 0..=last_rank))? as u32;
         let failed = failed.map_or_else(|| Ok(Vec::new()), |value| args::indices("failed", value))?;
-        let result = self.table().complete(ticket, rank, &failed);
+        let result = self.table.complete(ticket, rank, &failed);
+        self.settle();
         result.map_err(|error| errors::from_error(py, error))
     }
 
-    fn open_tickets(&self) -> Vec<u64> {
-        self.table().open_tickets()
+    fn open_tickets(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        Ok(self.session.take(py)?.open_tickets())
     }
 
     #[pyo3(signature = (token_ids, salt = None, adapter = None, media = None),
@@ -209,13 +222,15 @@ impl BlockTable {
         media: Option<Any<'_, '_>>,
     ) -> PyResult<(usize, usize)> {
         let (tokens, identity) = (args::token_ids(token_ids)?, args::identity(salt, adapter, media)?);
-        let result = self.table().lookup(&tokens, &identity);
+        self.settle();
+        let result = self.table.lookup(&tokens, &identity);
         result.map_err(|error| errors::from_error(py, error))
     }
 
     fn lookup_hashed(&self, digests: Any<'_, '_>) -> PyResult<(usize, usize)> {
         let hashes = args::digests(digests)?;
-        Ok(self.table().lookup_hashed(&hashes))
+        self.settle();
+        Ok(self.table.lookup_hashed(&hashes))
     }
 
     #[pyo3(signature = (token_ids, salt = None, adapter = None, media = None),
@@ -229,17 +244,19 @@ impl BlockTable {
         media: Option<Any<'_, '_>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let (tokens, identity) = (args::token_ids(token_ids)?, args::identity(salt, adapter, media)?);
-        let result = self.table().block_hashes(&tokens, &identity);
+        let result = self.table.block_hashes(&tokens, &identity);
         let hashes = result.map_err(|error| errors::from_error(py, error))?;
         Ok(PyBytes::new(py, &hashes.iter().flat_map(|hash| hash.0).collect::<Vec<u8>>()))
     }
 
-    fn reset(&self) -> bool {
-        self.table().reset()
+    fn reset(&self, py: Python<'_>) -> PyResult<bool> {
+        let mut session = self.session.take(py)?;
+        Ok(py.detach(|| session.reset()))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.table().stats();
+        self.settle();
+        let stats = self.table.stats();
         let named = PyDict::new(py);
         for (name, value) in stats.each() {
             named.set_item(name, value)?;
@@ -247,18 +264,27 @@ impl BlockTable {
         Ok(named)
     }
 
+    /// A table with a Gpu tier of its own that shares this table's Cpu tier.
+    fn share(&self, py: Python<'_>, gpu_blocks: Any<'_, '_>) -> PyResult<Self> {
+        let gpu_blocks = args::size("gpu_blocks", gpu_blocks, 1..=MAX_BLOCKS)?;
+        let config = Config { gpu_blocks, ..self.table.config().clone() };
+        let session = py.detach(|| Session::sharing(&config, &self.table));
+        Ok(Self::over(session.map_err(|error| errors::from_error(py, error))?))
+    }
+
     fn events(&self) -> Vec<Event> {
-        let events = self.table().events();
+        self.settle();
+        let events = self.table.events();
         events.into_iter().map(Event::new).collect()
     }
 
     fn audit(&self, py: Python<'_>) -> PyResult<()> {
-        let result = self.table().audit();
+        let result = self.session.take(py)?.audit();
         result.map_err(|error| errors::from_error(py, error))
     }
 
     fn __repr__(&self) -> String {
-        let stats = self.table().stats();
+        let stats = self.table.stats();
         format!(
             "BlockTable(gpu_blocks={}, cpu_blocks={}, num_requests={})",
             stats.gpu.total, stats.cpu.total, stats.num_requests

@@ -1,238 +1,185 @@
-//! The block table: two tiers, the requests that use them, and the copies between them.
+//! The shared part of a block table: what any thread may do at any time. Look up, read statistics and events, complete
+//! tickets. What only the scheduler does is in `session`.
 
-mod admission;
-mod audit;
-mod ending;
-mod transfer;
+mod complete;
+mod config;
 
-use crate::block::{BlockHash, GpuBlockId, MAX_BLOCKS, MAX_BLOCK_SIZE};
+use std::sync::Arc;
+
+use crate::block::BlockHash;
 use crate::error::{Error, Result};
 use crate::event::{Event, EventKind, EventLog, TierName};
-use crate::hash;
-use crate::plan::{Tickets, MAX_RANKS};
-use crate::session::{Loads, Request, RequestId, RequestRef, Requests};
-use crate::slot_list::SlotList;
-use crate::stats::{Counters, Stats};
+use crate::hash::{self, Chain, Identity};
+use crate::stats::{Counters, SharedCounters, Stats};
+use crate::sync::{at_least_zero, AcqRel, AtomicI64, AtomicU64, Relaxed, Release};
+use crate::ticket::Tickets;
 use crate::tier::Tier;
 use crate::{Cpu, Gpu};
 
-pub use admission::Admission;
+pub use config::Config;
 
-/// What a table is made from.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Blocks of the Gpu tier, 1 to [`MAX_BLOCKS`].
-    pub gpu_blocks: usize,
-    /// Blocks of the Cpu tier, up to [`MAX_BLOCKS`]; zero makes a plain prefix cache.
-    pub cpu_blocks: usize,
-    /// Tokens per block, 1 to [`MAX_BLOCK_SIZE`].
-    pub block_size: usize,
-    /// Name of the eviction policy: `lru`.
-    pub policy: String,
-    /// Name of the store mode: `eager`.
-    pub store: String,
-    /// Most stores that one step plans; none: no limit.
-    pub max_store_blocks_per_step: Option<usize>,
-    /// Workers that acknowledge each ticket, 1 to 64.
-    pub ranks: u32,
-    /// Name of the hash function: `sha256`.
-    pub hash: String,
-    /// Mixed into every block hash.
-    pub root: Vec<u8>,
-}
-
-impl Config {
-    /// The defaults, for the given sizes.
-    pub fn new(gpu_blocks: usize, cpu_blocks: usize, block_size: usize) -> Self {
-        Self {
-            gpu_blocks,
-            cpu_blocks,
-            block_size,
-            policy: "lru".into(),
-            store: "eager".into(),
-            max_store_blocks_per_step: None,
-            ranks: 1,
-            hash: "sha256".into(),
-            root: Vec::new(),
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        let sizes = [
-            ("gpu_blocks", self.gpu_blocks, 1, MAX_BLOCKS),
-            ("cpu_blocks", self.cpu_blocks, 0, MAX_BLOCKS),
-            ("block_size", self.block_size, 1, MAX_BLOCK_SIZE),
-            ("ranks", self.ranks as usize, 1, MAX_RANKS),
-        ];
-        for (name, value, low, high) in sizes {
-            if !(low..=high).contains(&value) {
-                return Err(Error::config(name, value, format!("{low} .. {high}")));
-            }
-        }
-        let names = [("policy", &self.policy, "lru"), ("store", &self.store, "eager"), ("hash", &self.hash, "sha256")];
-        for (argument, name, known) in names {
-            if name != known {
-                return Err(Error::config(argument, format!("{name:?}"), format!("one of: {known:?}")));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The block allocator of an engine, with a Gpu tier and a Cpu tier.
+/// The Cpu tier of one table, or of several that share it.
 #[derive(Debug)]
-pub struct BlockTable {
-    gpu: Tier<Gpu>,
-    cpu: Tier<Cpu>,
-    block_size: usize,
-    max_store_blocks_per_step: usize,
-    root: BlockHash,
-    requests: Requests,
-    /// Requests whose loads the next step lists, in order of admission.
-    planned_loads: Vec<RequestRef>,
-    /// Published Gpu blocks that the Cpu tier lacks, oldest first.
-    store_queue: SlotList,
-    tickets: Tickets,
-    events: EventLog,
-    counters: Counters,
+pub(crate) struct HostTier {
+    pub(crate) tier: Tier<Cpu>,
+    pub(crate) events: EventLog,
+    /// Live requests and open tickets of all sessions; the top bit while a reset runs.
+    activity: AtomicU64,
 }
 
-impl BlockTable {
-    /// Makes an empty table.
-    pub fn new(config: &Config) -> Result<Self> {
+const RESETTING: u64 = 1 << 63;
+
+impl HostTier {
+    /// Counts `n` more requests or tickets; false, and nothing counted, while a reset runs.
+    pub(crate) fn begin_activity(&self, n: usize) -> bool {
+        // AcqRel: what follows comes after a reset that has ended.
+        if self.activity.fetch_add(n as u64, AcqRel) & RESETTING == 0 {
+            return true;
+        }
+        self.end_activity(n);
+        false
+    }
+
+    pub(crate) fn end_activity(&self, n: usize) {
+        // Release: a reset that sees zero sees everything that was done.
+        self.activity.fetch_sub(n as u64, Release);
+    }
+
+    /// Keeps new activity out; false if there is some.
+    pub(crate) fn begin_reset(&self) -> bool {
+        // AcqRel: comes after all activity that has ended. Relaxed on failure: nothing is done.
+        self.activity.compare_exchange(0, RESETTING, AcqRel, Relaxed).is_ok()
+    }
+
+    pub(crate) fn end_reset(&self) {
+        // Release: new activity sees the tiers empty.
+        self.activity.fetch_and(!RESETTING, Release);
+    }
+}
+
+/// What the threads of one session share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) gpu: Tier<Gpu>,
+    pub(crate) host: Arc<HostTier>,
+    pub(crate) tickets: Tickets,
+    pub(crate) counters: SharedCounters,
+    pub(crate) num_requests: AtomicI64,
+    pub(crate) store_queue_blocks: AtomicI64,
+    pub(crate) config: Config,
+    pub(crate) root: BlockHash,
+}
+
+impl Shared {
+    pub(crate) fn new(config: &Config, host: Option<Arc<HostTier>>) -> Result<Self> {
         config.check()?;
+        let host = match host {
+            Some(host) => host,
+            None => Arc::new(HostTier {
+                tier: Tier::new(config.cpu_blocks, "cpu_blocks")?,
+                events: EventLog::new(),
+                activity: AtomicU64::new(0),
+            }),
+        };
         Ok(Self {
-            gpu: Tier::new(config.gpu_blocks),
-            cpu: Tier::new(config.cpu_blocks),
-            block_size: config.block_size,
-            max_store_blocks_per_step: config.max_store_blocks_per_step.unwrap_or(usize::MAX),
+            gpu: Tier::new(config.gpu_blocks, "gpu_blocks")?,
+            tickets: Tickets::new(config.ranks, config.gpu_blocks + host.tier.len()),
+            host,
+            counters: SharedCounters::default(),
+            num_requests: AtomicI64::new(0),
+            store_queue_blocks: AtomicI64::new(0),
+            config: config.clone(),
             root: hash::table_root(config.block_size, &config.root),
-            requests: Requests::default(),
-            planned_loads: Vec::new(),
-            store_queue: SlotList::new(config.gpu_blocks),
-            tickets: Tickets::new(config.ranks),
-            events: EventLog::default(),
-            counters: Counters::default(),
         })
     }
 
-    /// Blocks of the Gpu tier.
-    pub fn gpu_blocks(&self) -> usize {
-        self.gpu.len()
+    pub(crate) fn cpu(&self) -> &Tier<Cpu> {
+        &self.host.tier
     }
 
-    /// Blocks of the Cpu tier.
-    pub fn cpu_blocks(&self) -> usize {
-        self.cpu.len()
+    pub(crate) fn push_event(&self, kind: EventKind, tier: TierName, hash: BlockHash, block_id: usize) {
+        self.host.events.push(kind, tier, hash, block_id);
+    }
+}
+
+/// A table as any thread sees it. Cloning gives another view of the same table.
+#[derive(Debug, Clone)]
+pub struct BlockTable {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl BlockTable {
+    /// What the table was made from.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
     }
 
-    /// Tokens per block.
-    pub fn block_size(&self) -> usize {
-        self.block_size
+    /// The block hashes of the full blocks of these tokens.
+    pub fn block_hashes(&self, token_ids: &[u32], identity: &Identity) -> Result<Vec<BlockHash>> {
+        let mut hashes = Vec::new();
+        self.start_chain(token_ids, identity, &mut hashes)?;
+        Ok(hashes)
     }
 
-    /// Workers that acknowledge each ticket.
-    pub fn ranks(&self) -> u32 {
-        self.tickets.ranks()
-    }
-
-    /// All Gpu block ids of a live request, in order.
-    pub fn block_ids(&self, id: &RequestId) -> Result<&[GpuBlockId]> {
-        Ok(&self.requests.get(id)?.block_ids)
-    }
-
-    /// Whether all loads of the request have finished, well or badly.
-    pub fn is_ready(&self, id: &RequestId) -> Result<bool> {
-        Ok(self.requests.get(id)?.loads == Loads::Finished)
-    }
-
-    /// How many leading tokens have valid KV now.
-    pub fn valid_tokens(&self, id: &RequestId) -> Result<usize> {
-        Ok(self.requests.get(id)?.valid_tokens)
-    }
-
-    /// Tickets that wait for an acknowledgement, oldest first.
-    pub fn open_tickets(&self) -> Vec<u64> {
-        self.tickets.numbers().collect()
-    }
-
-    /// Says that the KV of the request's first `num_tokens` tokens is written.
-    pub fn commit(&mut self, id: &RequestId, num_tokens: usize) -> Result<()> {
-        let request = self.requests.get_mut(id)?;
-        if num_tokens > request.num_tokens {
-            let limit = format!("at most the request's {} tokens", request.num_tokens);
-            return Err(Error::config("num_tokens", num_tokens, limit));
+    pub(crate) fn start_chain(
+        &self,
+        token_ids: &[u32],
+        identity: &Identity,
+        hashes: &mut Vec<BlockHash>,
+    ) -> Result<Chain> {
+        if let Some(item) = identity.media.iter().find(|item| item.offset >= token_ids.len()) {
+            let limit = format!("below the number of tokens, {}", token_ids.len());
+            return Err(Error::config("media offset", item.offset, limit));
         }
-        if request.loads != Loads::Finished {
-            request.pending_commit = request.pending_commit.max(Some(num_tokens));
-            return Ok(());
-        }
-        let Self { gpu, cpu, store_queue, events, block_size, .. } = self;
-        Published { gpu, cpu, store_queue, events }.commit(request, num_tokens, *block_size);
-        Ok(())
+        let mut chain = Chain::new(self.shared.root, self.shared.config.block_size, identity);
+        hashes.reserve(token_ids.len() / self.shared.config.block_size);
+        chain.extend(token_ids, hashes);
+        Ok(chain)
     }
 
-    /// Forgets every cached block of both tiers; false, and nothing changed, while a request is live or a ticket open.
-    pub fn reset(&mut self) -> bool {
-        if self.requests.len() > 0 || self.tickets.len() > 0 {
-            return false;
-        }
-        let Self { gpu, cpu, store_queue, events, .. } = self;
-        gpu.clear(|id, hash| {
-            store_queue.remove(id.index());
-            events.push(EventKind::Removed, TierName::Gpu, hash, id.index());
-        });
-        cpu.clear(|id, hash| events.push(EventKind::Removed, TierName::Cpu, hash, id.index()));
-        self.counters.num_resets += 1;
-        true
+    /// How many blocks `admit` of the same arguments would find: in the Gpu tier, then in the Cpu tier.
+    pub fn lookup(&self, token_ids: &[u32], identity: &Identity) -> Result<(usize, usize)> {
+        let hashes = self.block_hashes(token_ids, identity)?;
+        Ok(self.lookup_hashed(&hashes[..self.num_hittable(token_ids.len())]))
     }
 
-    /// What became a hit and what ceased to be one since the last call, in order.
-    pub fn events(&mut self) -> Vec<Event> {
-        self.events.drain()
+    /// How many leading blocks are in the Gpu tier, and how many after those in the Cpu tier.
+    pub fn lookup_hashed(&self, hashes: &[BlockHash]) -> (usize, usize) {
+        fn count<T>(tier: &Tier<T>, hashes: &[BlockHash]) -> usize {
+            let mut num_hits = 0;
+            tier.find_each(hashes, |hit| {
+                num_hits += usize::from(hit.is_some());
+                hit.is_some()
+            });
+            num_hits
+        }
+        let gpu_hits = count(&self.shared.gpu, hashes);
+        (gpu_hits, count(self.shared.cpu(), &hashes[gpu_hits..]))
+    }
+
+    /// Blocks of a request that may hit: one token is always left to compute.
+    pub(crate) fn num_hittable(&self, num_tokens: usize) -> usize {
+        num_tokens.saturating_sub(1) / self.shared.config.block_size
+    }
+
+    /// What became a hit and what ceased to be one since the last call, in order; of the Cpu tier and of all Gpu tiers
+    /// that share it.
+    pub fn events(&self) -> Vec<Event> {
+        self.shared.host.events.drain()
     }
 
     /// Counters since construction, and gauges of now.
     pub fn stats(&self) -> Stats {
+        let shared = &*self.shared;
+        // Relaxed: statistics.
+        let gauge = |value: &AtomicI64| at_least_zero(value.load(Relaxed));
         Stats {
-            gpu: self.gpu.counts(),
-            cpu: self.cpu.counts(),
-            num_requests: self.requests.len(),
-            num_tickets: self.tickets.len(),
-            store_queue_blocks: self.store_queue.len(),
-            counters: Counters { events_dropped: self.events.num_dropped, ..self.counters.clone() },
+            gpu: shared.gpu.counts(),
+            cpu: shared.cpu().counts(),
+            num_requests: gauge(&shared.num_requests),
+            num_tickets: shared.tickets.num_open(),
+            store_queue_blocks: gauge(&shared.store_queue_blocks),
+            counters: Counters { events_dropped: shared.host.events.num_dropped.get(), ..shared.counters.read() },
         }
-    }
-}
-
-/// The parts of a table that publishing a Gpu block touches, borrowed apart from its requests.
-struct Published<'a> {
-    gpu: &'a mut Tier<Gpu>,
-    cpu: &'a Tier<Cpu>,
-    store_queue: &'a mut SlotList,
-    events: &'a mut EventLog,
-}
-
-impl Published<'_> {
-    /// Makes a Gpu block a hit; false if another block is the hit for this hash already.
-    fn publish(&mut self, id: GpuBlockId, hash: BlockHash, num_holds: u32) -> bool {
-        if !self.gpu.publish(id, hash, num_holds) {
-            return false;
-        }
-        self.events.push(EventKind::Stored, TierName::Gpu, hash, id.index());
-        if self.cpu.len() > 0 && self.cpu.find(&hash).is_none() {
-            self.store_queue.push_young(id.index());
-        }
-        true
-    }
-
-    /// Publishes every full block of a request up to `num_tokens` that was not handled yet.
-    fn commit(&mut self, request: &mut Request, num_tokens: usize, block_size: usize) {
-        for position in request.handled_blocks..num_tokens / block_size {
-            // Not published: it stays a private duplicate of the block that is.
-            let _ = self.publish(request.block_ids[position], request.hashes[position], 1);
-            request.handled_blocks = position + 1;
-        }
-        request.valid_tokens = request.valid_tokens.max(num_tokens);
     }
 }

@@ -170,3 +170,13 @@ def test_importing_needs_neither_numpy_nor_torch() -> None:
     code = "import sys, kvtier, kvtier.copy, kvtier.memory; print({'numpy', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
+
+
+def test_names_are_imported_at_first_use() -> None:
+    code = (
+        "import sys, kvtier; a = 'kvtier.copy' in sys.modules; kvtier.CopyEngine; print(a, dir(kvtier)); kvtier.Nothing"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("False [")
+    assert "'HostMemory'" in done.stdout
+    assert "AttributeError: module 'kvtier' has no attribute 'Nothing'" in done.stderr

@@ -124,6 +124,9 @@ class Blocks:
 
     def _publish_gpu(self, block_id: int, block_hash: bytes, holds: int) -> None:
         self.gpu.publish(block_id, block_hash, holds)
+        self._offer_to_store(block_id, block_hash)
+
+    def _offer_to_store(self, block_id: int, block_hash: bytes) -> None:
         if self.cpu.slots and block_hash not in self.cpu.index and block_hash not in self.receiving:
             self.store_queue[block_id] = None
 
@@ -227,29 +230,31 @@ class Blocks:
         first_failed: dict[Request, int] = {}
         for index in sorted(failed):
             first_failed.setdefault(loads[index].request, loads[index].position)
+        published = []
         for index, load in reversed(list(enumerate(loads))):
-            ok = index not in failed
-            if not ok and self.cpu.slots[load.source].state is State.CACHED:
+            if index in failed and self.cpu.slots[load.source].state is State.CACHED:
                 self.cpu.withdraw(load.source)
                 self.journal.count("cpu_withdrawn_blocks")
-            before_failure = load.position < first_failed.get(load.request, len(load.request.block_ids))
-            self._land(load, ok, before_failure)
+            is_good = load.position < first_failed.get(load.request, len(load.request.block_ids))
+            if self._land(load, is_good):
+                published.append(load)
             self.cpu.drop(load.source)
+        for load in reversed(published):
+            self._offer_to_store(load.destination, load.block_hash)
         for request in dict.fromkeys(load.request for load in loads):
             if request.live:
                 self._finish_request_loads(request, first_failed.get(request))
 
-    def _land(self, load: Load, ok: bool, before_failure: bool) -> None:
-        """Decide what the destination of a finished load becomes."""
-        new = load.block_hash not in self.gpu.index
+    def _land(self, load: Load, is_good: bool) -> bool:
+        """Decide what the destination of a finished load becomes; True if it is published."""
+        if is_good and load.block_hash not in self.gpu.index:
+            self.gpu.publish(load.destination, load.block_hash, holds=int(load.request.live))
+            return True
         if load.request.live:
             self.gpu.assign(load.destination, State.CLAIMED)
-            if before_failure and new:
-                self._publish_gpu(load.destination, load.block_hash, holds=1)
-        elif ok and new:
-            self._publish_gpu(load.destination, load.block_hash, holds=0)
         else:
             self.gpu.make_free(load.destination)
+        return False
 
     def _finish_request_loads(self, request: Request, first_failed: int | None) -> None:
         request.ready = True

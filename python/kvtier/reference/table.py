@@ -52,7 +52,7 @@ class ReferenceBlockTable:
         limit = max_store_blocks_per_step
         if limit is not None:
             limit = arguments.integer("max_store_blocks_per_step", limit, 0, arguments.MAX_COUNT)
-        self._ranks = arguments.integer("ranks", ranks, 1, 64)
+        self._ranks = arguments.integer("ranks", ranks, 1, 32)
         arguments.choice("hash", hash, ["sha256"])
         if not isinstance(root, bytes):
             raise TypeError(f"root must be bytes, not {type(root).__name__}")

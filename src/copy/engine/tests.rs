@@ -54,9 +54,9 @@ fn a_panic_in_a_thread_loses_no_ticket_and_no_thread() {
         let requests = vec![request(1, 0..4), request(2, 4..204), request(3, 204..256)];
         rig.engine.submit(requests).unwrap();
         let reports = all_reports(&rig.engine, 3);
-        assert_eq!(reports[0].failed, []);
+        assert!(reports[0].failed.is_empty());
         assert_eq!(reports[1].failed, (0..200).collect::<Vec<u32>>());
-        assert_eq!(reports[2].failed, []);
+        assert!(reports[2].failed.is_empty());
         assert!(rig.engine.stats().unwrap().num_panics >= 1);
         assert_eq!(rig.engine.shared.lock().live_threads, num_threads);
         hook(&rig.engine, |_| {});
@@ -77,7 +77,7 @@ fn threads_share_one_job() {
         INSIDE.fetch_sub(1, Ordering::SeqCst); // SeqCst: as above
     });
     rig.engine.submit(vec![request(1, 0..256)]).unwrap();
-    assert_eq!(all_reports(&rig.engine, 1)[0].failed, []);
+    assert!(all_reports(&rig.engine, 1)[0].failed.is_empty());
     assert_eq!(MOST.load(Ordering::SeqCst), 2); // SeqCst: as above
 }
 
@@ -179,5 +179,5 @@ fn a_forked_child_is_refused_and_does_not_hang() {
     assert!(rig.engine.stop(LONG));
     drop(held);
     rig.engine.owner -= 1;
-    assert_eq!(all_reports(&rig.engine, 1)[0].failed, []);
+    assert!(all_reports(&rig.engine, 1)[0].failed.is_empty());
 }

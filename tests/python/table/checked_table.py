@@ -219,7 +219,7 @@ class CheckedTable(StandingChecks):
         allowed: dict[Slot, bytes] = {}
         must: list[bytes] = []
         for index, (request, position) in enumerate(ticket.owners):
-            behind_failure = request.live and position >= first_failed.get(request, position + 1)
+            behind_failure = position >= first_failed.get(request, position + 1)
             if index not in ticket.failed and not behind_failure:
                 allowed["gpu", ticket.pairs[index][1]] = ticket.hashes[index]
                 must.append(ticket.hashes[index])

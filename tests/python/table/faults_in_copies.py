@@ -93,9 +93,8 @@ def a_request_that_ends_takes_its_running_loads_along(patch):
             self.gpu.make_free(block_id)
 
     @around(patch, Blocks, "_land")
-    def only_for_the_living(original, self, load, ok, before_failure):
-        if load.request.live:
-            original(self, load, ok, before_failure)
+    def only_for_the_living(original, self, load, is_good):
+        return load.request.live and original(self, load, is_good)
 
 
 @fault
@@ -126,7 +125,14 @@ def a_copy_that_failed_to_load_stays_a_hit(patch):
 
 @fault
 def what_was_loaded_behind_a_failure_is_published(patch):
-    around(patch, Blocks, "_land")(lambda original, self, load, ok, before: original(self, load, ok, ok))
+    @around(patch, Blocks, "_finish_loads")
+    def each_for_itself(original, self, loads, failed):
+        self.failed_loads = {id(loads[index]) for index in failed}
+        original(self, loads, failed)
+
+    @around(patch, Blocks, "_land")
+    def published(original, self, load, is_good):
+        return original(self, load, id(load) not in self.failed_loads)
 
 
 @fault

@@ -1,0 +1,276 @@
+//! The eviction order of a tier: exact least-recently-released, in constant time, without locks.
+//!
+//! Releasing is for any thread: it stamps the slot, changes its word, and puts it into the *inbox*, a stack linked
+//! through the slots that is only pushed to and emptied whole (so it has no ABA problem). A slot is in the inbox at most
+//! once, which its word says. The *order* itself is a doubly linked list through the slots, old to young; only the
+//! holder of the token touches it. The holder first empties the inbox into the order, by stamp. A slot that is held
+//! again keeps its old place in the order until somebody meets it there or it comes through the inbox again: places in
+//! the order are hints, and the slot's word decides. So no list is ever longer than the tier.
+//!
+//! The token is taken or not taken, never waited for. The Gpu tier has one taker, its session. In a shared Cpu tier a
+//! session that finds it taken stores its blocks at a later step.
+
+use crate::region::Header;
+use crate::slot::{Slot, State, Word};
+use crate::sync::{AcqRel, Acquire, AtomicU32, Relaxed, Release};
+
+// Links are slots plus two; zeroed memory is a list with nothing in it.
+/// Link of a slot that is in no list.
+const ABSENT: u32 = 0;
+/// Link at an end of the list.
+const END: u32 = 1;
+
+fn link(slot: usize) -> u32 {
+    slot as u32 + 2
+}
+
+fn slot_at(link: u32) -> Option<usize> {
+    link.checked_sub(2).map(|slot| slot as usize)
+}
+
+/// A view of a tier's eviction order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EvictionOrder<'a> {
+    header: &'a Header,
+    slots: &'a [Slot],
+}
+
+/// Releases of one call: they share one range of stamps and enter the inbox together.
+#[derive(Debug)]
+pub(crate) struct Releases<'a> {
+    order: EvictionOrder<'a>,
+    next_stamp: u64,
+    last_stamp: u64,
+    /// Slots made idle, linked young to old.
+    youngest: u32,
+    oldest: u32,
+    num_idle: i64,
+}
+
+impl<'a> EvictionOrder<'a> {
+    pub(crate) fn new(header: &'a Header, slots: &'a [Slot]) -> Self {
+        Self { header, slots }
+    }
+
+    /// Starts up to `n` releases and refreshes.
+    pub(crate) fn releases(self, n: usize) -> Releases<'a> {
+        // Relaxed: stamps only have to differ and to grow; the slots' words order everything else.
+        let next_stamp = self.header.clock.fetch_add(n as u64, Relaxed) + 1;
+        Releases {
+            order: self,
+            next_stamp,
+            last_stamp: next_stamp + n as u64,
+            youngest: ABSENT,
+            oldest: ABSENT,
+            num_idle: 0,
+        }
+    }
+
+    /// Takes the token, unless another thread has it.
+    pub(crate) fn try_take(self) -> Option<Evictor<'a>> {
+        let token = &self.header.order.token;
+        // Acquire: what the last holder did to the list is visible. Relaxed on failure: nothing is read.
+        token.compare_exchange(0, 1, Acquire, Relaxed).ok()?;
+        Some(Evictor { order: self })
+    }
+}
+
+impl Releases<'_> {
+    /// Drops a hold; gives the word after it. At zero, a cached slot becomes idle, younger than all before; a claimed
+    /// one becomes free, and the caller must give it back to the free set.
+    pub(crate) fn unhold(&mut self, slot: usize) -> Word {
+        let place = &self.order.slots[slot];
+        let stamp = self.take_stamp();
+        let result = place.update(|word| {
+            debug_assert!(word.num_holds() > 0, "release of a slot that is not held: {word:?}");
+            let rest = word.with_holds(word.num_holds().checked_sub(1)?);
+            if rest.num_holds() > 0 {
+                return Some(rest);
+            }
+            match rest.state() {
+                State::Cached => {
+                    place.set_stamp(stamp);
+                    Some(rest.with_inbox())
+                }
+                State::Claimed => Some(rest.with_state(State::Free)),
+                State::Free | State::InFlight => Some(rest),
+            }
+        });
+        let Ok((old, new)) = result else { return place.word() };
+        if new.is_idle() {
+            self.num_idle += 1;
+            if !old.is_in_inbox() {
+                self.chain(slot);
+            }
+        }
+        new
+    }
+
+    /// Makes a slot that is idle the youngest; any other stays as it is.
+    pub(crate) fn refresh(&mut self, slot: usize) {
+        let place = &self.order.slots[slot];
+        let stamp = self.take_stamp();
+        let result = place.update(|word| {
+            word.is_idle().then(|| {
+                place.set_stamp(stamp);
+                word.with_inbox()
+            })
+        });
+        if result.is_ok_and(|(old, _)| !old.is_in_inbox()) {
+            self.chain(slot);
+        }
+    }
+
+    fn take_stamp(&mut self) -> u64 {
+        self.next_stamp += 1;
+        debug_assert!(self.next_stamp <= self.last_stamp, "more releases than announced");
+        self.next_stamp - 1
+    }
+
+    fn chain(&mut self, slot: usize) {
+        // Relaxed: the slot's link is ours alone from setting the inbox bit until the push publishes it.
+        self.order.slots[slot].inbox_next.store(self.youngest, Relaxed);
+        self.youngest = link(slot);
+        if self.oldest == ABSENT {
+            self.oldest = self.youngest;
+        }
+    }
+}
+
+impl Drop for Releases<'_> {
+    /// Enters the slots into the inbox, and only then counts them: who counts on an idle slot will find it.
+    fn drop(&mut self) {
+        let header = self.order.header;
+        if let Some(oldest) = slot_at(self.oldest) {
+            let head = &header.inbox.head;
+            // Relaxed: a first guess.
+            let mut old = head.load(Relaxed);
+            loop {
+                // Relaxed: published by the exchange.
+                self.order.slots[oldest].inbox_next.store(old, Relaxed);
+                // Release: the links of the chain are visible to who empties the inbox. Relaxed on failure: a guess.
+                match head.compare_exchange_weak(old, self.youngest, Release, Relaxed) {
+                    Ok(_) => break,
+                    Err(seen) => old = seen,
+                }
+            }
+        }
+        if self.num_idle != 0 {
+            // Release: comes after the push.
+            header.gauges.idle.fetch_add(self.num_idle, Release);
+        }
+    }
+}
+
+/// The one thread that may change the order now; gives the token back when dropped.
+#[derive(Debug)]
+pub(crate) struct Evictor<'a> {
+    order: EvictionOrder<'a>,
+}
+
+impl Evictor<'_> {
+    /// Takes the slot out of circulation that was released longest ago: it is the caller's, claimed, with a new
+    /// generation. Its index entry is still there.
+    pub(crate) fn evict(&self) -> Option<usize> {
+        self.empty_inbox();
+        loop {
+            let Some(slot) = slot_at(self.oldest().load(Relaxed)) else {
+                // Slots may have come in since.
+                if self.empty_inbox() {
+                    continue;
+                }
+                return None;
+            };
+            self.unlink(slot);
+            let claim = |word: Word| {
+                // In the inbox: released again since it got this place.
+                (word.is_idle() && !word.is_in_inbox()).then(|| word.with_state(State::Claimed).with_holds(1).renewed())
+            };
+            if self.order.slots[slot].update(claim).is_ok() {
+                // Relaxed: a decrease that is seen early only makes others refuse.
+                self.order.header.gauges.idle.fetch_sub(1, Relaxed);
+                return Some(slot);
+            }
+        }
+    }
+
+    /// Moves what the inbox has into the order, by stamp. True if it had something.
+    fn empty_inbox(&self) -> bool {
+        let slots = self.order.slots;
+        let inbox = &self.order.header.inbox.head;
+        // Relaxed: an empty inbox is left alone.
+        if inbox.load(Relaxed) == ABSENT {
+            return false;
+        }
+        // AcqRel: the links that the pushing threads wrote are visible, and later pushes come after this.
+        let mut next = inbox.swap(ABSENT, AcqRel);
+        // From young to old to old to young, in place. Relaxed: the chain is ours.
+        let mut reversed = ABSENT;
+        while let Some(slot) = slot_at(next) {
+            next = slots[slot].inbox_next.swap(reversed, Relaxed);
+            reversed = link(slot);
+        }
+        while let Some(slot) = slot_at(reversed) {
+            // Relaxed: the chain is ours until the slot leaves the inbox, so its link is read first.
+            reversed = slots[slot].inbox_next.load(Relaxed);
+            self.unlink(slot);
+            if slots[slot].leave_inbox().is_idle() {
+                self.insert(slot);
+            }
+        }
+        true
+    }
+
+    // The links of the order are touched by the holder of the token alone, whose acquire and release order them: every
+    // access below is relaxed.
+
+    fn oldest(&self) -> &AtomicU32 {
+        &self.order.header.order.oldest
+    }
+
+    fn youngest(&self) -> &AtomicU32 {
+        &self.order.header.order.youngest
+    }
+
+    /// Links a slot in behind the youngest one that is older: usually at the young end.
+    fn insert(&self, slot: usize) {
+        let slots = self.order.slots;
+        let stamp = slots[slot].stamp();
+        let mut older = self.youngest().load(Relaxed).max(END);
+        let mut younger = END;
+        while let Some(at) = slot_at(older).filter(|&at| slots[at].stamp() > stamp) {
+            younger = older;
+            older = slots[at].older.load(Relaxed);
+        }
+        slots[slot].older.store(older, Relaxed);
+        slots[slot].younger.store(younger, Relaxed);
+        slot_at(older).map_or(self.oldest(), |at| &slots[at].younger).store(link(slot), Relaxed);
+        slot_at(younger).map_or(self.youngest(), |at| &slots[at].older).store(link(slot), Relaxed);
+    }
+
+    fn unlink(&self, slot: usize) {
+        let slots = self.order.slots;
+        let (older, younger) = (slots[slot].older.load(Relaxed), slots[slot].younger.load(Relaxed));
+        if older == ABSENT {
+            return;
+        }
+        slot_at(older).map_or(self.oldest(), |at| &slots[at].younger).store(younger, Relaxed);
+        slot_at(younger).map_or(self.youngest(), |at| &slots[at].older).store(older, Relaxed);
+        slots[slot].older.store(ABSENT, Relaxed);
+        slots[slot].younger.store(ABSENT, Relaxed);
+    }
+
+    /// Slots in the order, old to young, those included that were held since.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.empty_inbox();
+        let first = slot_at(self.oldest().load(Relaxed));
+        std::iter::successors(first, |&slot| slot_at(self.order.slots[slot].younger.load(Relaxed)))
+    }
+}
+
+impl Drop for Evictor<'_> {
+    fn drop(&mut self) {
+        // Release: what we did to the list is visible to the next holder.
+        self.order.header.order.token.store(0, Release);
+    }
+}

@@ -1,0 +1,100 @@
+//! Acknowledging copies: the last rank of a ticket carries the outcome into the tiers. For any thread.
+
+use super::{BlockTable, Shared};
+use crate::block::CpuBlockId;
+use crate::error::{Error, Result};
+use crate::event::{EventKind, TierName};
+use crate::index::Inserted;
+use crate::ticket::{Copies, Load, Store};
+
+impl BlockTable {
+    /// Takes a rank's acknowledgement of a ticket; `failed` are the indices of the pairs that did not copy there.
+    /// True if it was the last rank's.
+    pub fn complete(&self, ticket: u64, rank: u32, failed: &[usize]) -> Result<bool> {
+        let shared = &*self.shared;
+        let acknowledged = shared.tickets.acknowledge(ticket, rank, failed).inspect_err(|error| {
+            let is_stale = matches!(error, Error::StaleTicket { .. });
+            shared.counters.num_stale_completions.add(usize::from(is_stale));
+        })?;
+        let Some(outcome) = acknowledged else { return Ok(false) };
+        outcome.copies(|copies| {
+            shared.complete_stores(copies);
+            shared.complete_loads(copies);
+        });
+        outcome.finish();
+        shared.host.end_activity(1);
+        Ok(true)
+    }
+}
+
+impl Shared {
+    fn complete_stores(&self, copies: &Copies) {
+        let stores = &copies.stores;
+        let (mut cpu, mut gpu) = (self.cpu().releases(stores.len()), self.gpu.releases(stores.len()));
+        let mut num_failed = 0;
+        // Tail first: a parent becomes younger than its children.
+        for (pair, &Store { source, destination, .. }) in stores.iter().enumerate().rev() {
+            if copies.has_failed(pair) {
+                num_failed += 1;
+                self.cpu().retract(destination);
+            } else {
+                self.cpu().publish_copied(destination);
+                self.push_event(EventKind::Stored, TierName::Cpu, self.cpu().hash(destination), destination.index());
+                cpu.unhold(destination);
+            }
+            gpu.unhold(source);
+        }
+        self.counters.store_failed_blocks.add(num_failed);
+        self.counters.stored_blocks.add(stores.len() - num_failed);
+    }
+
+    fn complete_loads(&self, copies: &Copies) {
+        let loads = &copies.loads;
+        let (mut cpu, mut gpu) = (self.cpu().releases(loads.len()), self.gpu.releases(loads.len()));
+        let mut num_failed = 0;
+        // By request and tail first in each. Requests in reverse, too: the whole list is walked backwards.
+        let mut pair = loads.len();
+        for request in loads.chunk_by(|a, b| a.owner == b.owner).rev() {
+            let start = pair - request.len();
+            let num_good = (start..pair).take_while(|&pair| !copies.has_failed(pair)).count();
+            for load in request.iter().rev() {
+                pair -= 1;
+                // Behind a failed block everything is computed again, so it must stay the request's own.
+                if pair < start + num_good && self.publish_loaded(load) {
+                    gpu.unhold(load.destination);
+                } else if pair >= start + num_good {
+                    self.gpu.end_copy(load.destination);
+                }
+                if copies.has_failed(pair) {
+                    num_failed += 1;
+                    self.withdraw(load.source);
+                }
+                cpu.unhold(load.source);
+            }
+        }
+        self.counters.load_failed_blocks.add(num_failed);
+        self.counters.loaded_blocks.add(loads.len() - num_failed);
+    }
+
+    /// Makes a loaded block a hit, with a hold for the caller to release; false if another block is the hit for its
+    /// hash: then this one is its request's private duplicate, or free.
+    fn publish_loaded(&self, load: &Load) -> bool {
+        let hash = self.gpu.hash(load.destination);
+        if self.gpu.enter(load.destination, &hash) != Inserted::Yes {
+            self.gpu.end_copy(load.destination);
+            return false;
+        }
+        self.gpu.publish_copied(load.destination);
+        self.push_event(EventKind::Stored, TierName::Gpu, hash, load.destination.index());
+        true
+    }
+
+    fn withdraw(&self, source: CpuBlockId) {
+        let hash = self.cpu().hash(source);
+        // Another load of the same block may have failed before.
+        if self.cpu().withdraw(source) {
+            self.counters.cpu_withdrawn_blocks.add(1);
+            self.push_event(EventKind::Removed, TierName::Cpu, hash, source.index());
+        }
+    }
+}
