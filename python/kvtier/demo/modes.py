@@ -62,8 +62,8 @@ def demo_model(path: str | None, device: str, seed: int) -> Model:
     """The model of the demo: a checkpoint folder, or random weights.
 
     On the CPU it computes in float64, on other devices in float32, whatever the checkpoint holds. The modes compute
-    the same tokens in batches of different sizes, and these round differently: in float32 about one answer token in a
-    hundred thousand would come out different for no other reason, in bfloat16 one in a hundred.
+    the same tokens in batches of different sizes, and these round differently: with fewer digits, a near tie between
+    two tokens would now and then fall the other way in one mode, and look like a wrong block.
 
     Raises:
         ConfigError: The folder is malformed, or the device is not there.
