@@ -13,6 +13,8 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         5 => (0..4_u32, 1..30_usize, prop::option::weighted(0.2, 0..2_i128), any::<bool>())
             .prop_map(|(prompt, len, salt, hashed)| Op::Admit { prompt, len, salt, hashed }),
+        1 => (0..4_u32, 9..30_usize, 1..4_usize)
+            .prop_map(|(prompt, len, period)| Op::Repeated { prompt, len, period }),
         3 => (any::<usize>(), 1..9_usize).prop_map(|(which, n)| Op::Extend { which, n }),
         6 => (any::<usize>(), 0..5_usize).prop_map(|(which, part)| Op::Commit { which, part }),
         5 => Just(Op::Step),

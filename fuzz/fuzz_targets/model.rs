@@ -30,7 +30,7 @@ fn op(u: &mut Unstructured) -> Result<Op> {
     // A small number suffices to choose among a few live requests or open tickets.
     let which = |u: &mut Unstructured| u.arbitrary::<u8>().map(usize::from);
     let failed = |u: &mut Unstructured| u.arbitrary::<u16>().map(u64::from);
-    Ok(match u.int_in_range(0..=10_u8)? {
+    Ok(match u.int_in_range(0..=11_u8)? {
         0 => {
             let salt = if u.arbitrary()? { Some(u.int_in_range(0..=1)?) } else { None };
             Op::Admit { prompt: prompt(u)?, len: len(u)?, salt, hashed: u.arbitrary()? }
@@ -47,6 +47,7 @@ fn op(u: &mut Unstructured) -> Result<Op> {
         7 => Op::Reset,
         8 => Op::Full { prompt: prompt(u)?, len: len(u)?, store: u.arbitrary()? },
         9 => Op::Wipe,
+        10 => Op::Repeated { prompt: prompt(u)?, len: len(u)?, period: u.int_in_range(1..=3)? },
         _ => Op::Return { prompt: prompt(u)?, len: len(u)?, failed: failed(u)? },
     })
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvtier::hash::{Field, Identity};
-use kvtier::{Error, RequestId, Session};
+use kvtier::{BlockHash, Error, RequestId, Session};
 
 use super::{Cell, Harness, Live, Open, Pairs, When, BLOCK};
 
@@ -22,28 +22,50 @@ pub(super) fn nth<K: Copy, V>(map: &BTreeMap<K, V>, which: usize) -> Option<K> {
 
 impl Harness {
     pub(super) fn admit(&mut self, variant: u32, len: usize, salt: Option<i128>, by_hash: bool) {
-        let (id, prompt) = (self.next_id, tokens(variant, len));
+        let prompt = tokens(variant, len);
         let hashes = self.hashes(&prompt, salt);
         let found = self.session.table().lookup(&prompt, &identity(salt)).unwrap();
+        assert_eq!(found, self.session.table().lookup_hashed(&hashes[..(len - 1) / BLOCK]));
+        self.admit_with(prompt, hashes, salt, by_hash);
+    }
+
+    /// Digests of the caller's own, which name some blocks several times: equal digests promise equal bytes.
+    pub(super) fn admit_repeated(&mut self, variant: u32, len: usize, period: usize) {
+        let prompt = tokens(variant, len);
+        let hashes = self.hashes(&prompt, None);
+        let repeated = hashes.iter().cycle().take(period).cycle().take(hashes.len()).copied().collect();
+        self.admit_with(prompt, repeated, None, true);
+    }
+
+    fn admit_with(&mut self, tokens: Vec<u32>, hashes: Vec<BlockHash>, salt: Option<i128>, by_hash: bool) {
+        let (id, len) = (self.next_id, tokens.len());
+        let found = self.session.table().lookup_hashed(&hashes[..(len - 1) / BLOCK]);
+        assert_eq!(found, self.expected_hits(&hashes[..(len - 1) / BLOCK]));
+        let expected_available = self.available_behind(&hashes[..found.0]);
         let before = self.session.table().stats();
         let result = if by_hash {
             self.session.admit_hashed(RequestId::Int(id), &hashes, len)
         } else {
-            self.session.admit(RequestId::Int(id), &prompt, &identity(salt))
+            self.session.admit(RequestId::Int(id), &tokens, &identity(salt))
         };
         match result {
             Ok(admission) => {
                 self.next_id += 1;
                 assert_eq!(found, (admission.gpu_hit_blocks, admission.cpu_hit_blocks));
+                assert_eq!(admission.cached_tokens, (found.0 + found.1) * BLOCK);
                 assert!(admission.cached_tokens < len, "no token left to compute");
                 assert_eq!(admission.block_ids.len(), len.div_ceil(BLOCK));
+                assert_eq!(admission.fresh_blocks + found.0 + found.1, admission.block_ids.len());
+                assert!(admission.block_ids.len() - found.0 <= expected_available);
                 self.hand_out(&admission.block_ids[admission.gpu_hit_blocks..]);
                 let written_blocks = admission.gpu_hit_blocks;
                 let ids = admission.block_ids.clone();
-                self.live.insert(id, Live { tokens: prompt, salt, hashed: by_hash, ids, admission, written_blocks });
+                self.live.insert(id, Live { tokens, hashes, salt, hashed: by_hash, ids, admission, written_blocks });
             }
-            Err(Error::OutOfBlocks { needed, available, .. }) => {
-                assert!(needed > available && needed <= len.div_ceil(BLOCK));
+            Err(Error::OutOfBlocks { needed, available, total }) => {
+                assert!(needed > available);
+                let expected = (len.div_ceil(BLOCK) - found.0, expected_available, self.gpu.len());
+                assert_eq!((needed, available, total), expected);
                 let mut after = self.session.table().stats();
                 after.counters.num_refused -= 1;
                 assert_eq!(before, after);
@@ -59,6 +81,8 @@ impl Harness {
         let mut longer = live.tokens.clone();
         longer.extend((0..n as u32).map(|at| 500 + (live.tokens.len() as u32 + at) % 7));
         let new_hashes = self.hashes(&longer, live.salt).split_off(live.tokens.len() / BLOCK);
+        let available = self.available_behind(&[]);
+        let needed = longer.len().div_ceil(BLOCK) - live.ids.len();
         let result = if live.hashed {
             self.session.extend_hashed(&RequestId::Int(id), &new_hashes, n)
         } else {
@@ -68,12 +92,16 @@ impl Harness {
             Ok(added) => {
                 self.hand_out(&added);
                 let live = self.live.get_mut(&id).unwrap();
+                assert_eq!(added.len(), needed);
                 live.ids.extend(added);
                 live.tokens = longer;
+                live.hashes.extend(new_hashes);
                 assert_eq!(live.ids.len(), live.tokens.len().div_ceil(BLOCK));
             }
-            Err(Error::OutOfBlocks { .. }) => {}
-            Err(other) => panic!("{other}"),
+            Err(error) => {
+                assert!(needed > available);
+                assert_eq!(error, Error::OutOfBlocks { needed, available, total: self.gpu.len() });
+            }
         }
     }
 
@@ -106,7 +134,7 @@ impl Harness {
     fn write(&mut self, id: i64, from_block: usize, num_tokens: usize) {
         let (ids, full, hashes) = {
             let live = &self.live[&id];
-            (live.ids.clone(), num_tokens / BLOCK, self.hashes(&live.tokens, live.salt))
+            (live.ids.clone(), num_tokens / BLOCK, live.hashes.clone())
         };
         self.note_events();
         for position in from_block..num_tokens.div_ceil(BLOCK) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kvtier::event::{EventKind, TierName};
-use kvtier::{GpuBlockId, RequestId};
+use kvtier::{BlockHash, GpuBlockId, RequestId};
 
 use super::{Cell, Harness, Pairs, BLOCK};
 
@@ -25,6 +25,34 @@ impl Harness {
             assert!(!self.published.contains_key(&(true, id.index() as u32)), "slot {id:?} is published");
             self.gpu[id.index()] = self.junk();
         }
+    }
+
+    /// What a lookup must find, by the record of events.
+    pub(super) fn expected_hits(&self, hashes: &[BlockHash]) -> (usize, usize) {
+        let leading = |is_gpu: bool, from: usize| {
+            let known: BTreeSet<_> =
+                self.published.iter().filter(|(key, _)| key.0 == is_gpu).map(|(_, hash)| *hash).collect();
+            hashes[from..].iter().take_while(|&hash| known.contains(hash)).count()
+        };
+        let gpu_hits = leading(true, 0);
+        (gpu_hits, leading(false, gpu_hits))
+    }
+
+    /// Gpu slots that a request with these Gpu hits can get, by the harness's own record of who owns what.
+    pub(super) fn available_behind(&self, hits: &[BlockHash]) -> usize {
+        let mut taken: BTreeSet<usize> = self.live.values().flat_map(|live| &live.ids).map(|id| id.index()).collect();
+        for open in self.open.values() {
+            match &open.pairs {
+                Pairs::Loads(pairs) => taken.extend(pairs.iter().map(|pair| pair.1.index())),
+                Pairs::Stores(pairs) => taken.extend(pairs.iter().map(|pair| pair.0.index())),
+            }
+        }
+        for (&(is_gpu, slot), hash) in &self.published {
+            if is_gpu && hits.contains(hash) {
+                taken.insert(slot as usize);
+            }
+        }
+        self.gpu.len() - taken.len()
     }
 
     pub(super) fn note_events(&mut self) {
@@ -50,9 +78,8 @@ impl Harness {
             let key = RequestId::Int(id);
             assert_eq!(self.session.block_ids(&key).unwrap(), live.ids);
             if self.session.is_ready(&key).unwrap() {
-                let hashes = self.hashes(&live.tokens, live.salt);
                 let valid_blocks = self.session.valid_tokens(&key).unwrap() / BLOCK;
-                for (position, &hash) in hashes.iter().enumerate().take(valid_blocks) {
+                for (position, &hash) in live.hashes.iter().enumerate().take(valid_blocks) {
                     assert_eq!(self.gpu[live.ids[position].index()], Cell::Block(hash), "O2: valid token");
                 }
             }

@@ -45,6 +45,7 @@ pub(crate) struct Setup {
 
 struct Live {
     tokens: Vec<u32>,
+    hashes: Vec<BlockHash>,
     salt: Option<i128>,
     hashed: bool,
     ids: Vec<GpuBlockId>,
@@ -149,6 +150,7 @@ impl Harness {
     pub(crate) fn apply(&mut self, op: &Op) {
         match *op {
             Op::Admit { prompt, len, salt, hashed } => self.admit(prompt, len, salt, hashed),
+            Op::Repeated { prompt, len, period } => self.admit_repeated(prompt, len, period),
             Op::Extend { which, n } => self.extend(which, n),
             Op::Commit { which, part } => self.commit(which, part),
             Op::Step => self.step(),

@@ -9,6 +9,12 @@ pub(crate) enum Op {
         salt: Option<i128>,
         hashed: bool,
     },
+    /// Admits with digests that repeat after so many blocks.
+    Repeated {
+        prompt: u32,
+        len: usize,
+        period: usize,
+    },
     Extend {
         which: usize,
         n: usize,
