@@ -226,6 +226,13 @@ impl Harness {
             When::Early => self.tear(&open),
         }
         assert!(self.session.complete(ticket, rank, &failed).unwrap());
+        self.note_events();
+        if let Pairs::Loads(pairs) = &open.pairs {
+            for &index in &open.failed {
+                let source = pairs[index].0.index() as u32;
+                assert!(!self.published.contains_key(&(false, source)), "a copy that failed to load is still a hit");
+            }
+        }
         assert!(matches!(self.session.complete(ticket, rank, &[]), Err(Error::StaleTicket { .. })));
     }
 
