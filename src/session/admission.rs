@@ -70,11 +70,12 @@ impl Session {
         let total = num_tokens.div_ceil(block_size);
         let needed = total - gpu_hit_blocks;
         // A hit that nobody holds yet is evictable now, and will not be once it is held.
-        let mut available = shared.gpu.num_available().saturating_sub(num_idle);
+        let num_available = shared.gpu.num_available();
+        let mut available = num_available.saturating_sub(num_idle);
         if needed > available {
-            // A caller's hashes may name one block twice.
-            let twice = num_idle - num_idle_blocks(&shared.gpu, &self.spare().hashes[..gpu_hit_blocks]);
-            available = (available + twice).min(shared.gpu.num_available());
+            // A caller's hashes may name one block twice: then fewer blocks are lost to holds than hits were counted.
+            available =
+                num_available.saturating_sub(num_idle_blocks(&shared.gpu, &self.spare().hashes[..gpu_hit_blocks]));
         }
         self.check_available(needed, available)?;
         if !shared.host.begin_activity(1) {
