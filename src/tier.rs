@@ -369,7 +369,7 @@ impl<T> Tier<T> {
     }
 
     /// The slots of the eviction order, which must be a list by stamp of slots that are there once.
-    fn audit_order(&self, name: &str) -> Result<std::collections::HashSet<usize>> {
+    pub(crate) fn audit_order(&self, name: &str) -> Result<std::collections::HashSet<usize>> {
         let broken = |what: String| Error::Invariant(format!("{name}: {what}"));
         let evictor = self.order().try_take().ok_or_else(|| broken("another thread is evicting".to_owned()))?;
         let mut seen = std::collections::HashSet::new();
