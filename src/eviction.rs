@@ -52,7 +52,7 @@ impl<'a> EvictionOrder<'a> {
         Self { header, slots }
     }
 
-    /// Starts up to `n` releases and refreshes.
+    /// Starts up to `n` releases.
     pub(crate) fn releases(self, n: usize) -> Releases<'a> {
         // Relaxed: stamps only have to differ and to grow; the slots' words order everything else.
         let next_stamp = self.header.clock.fetch_add(n as u64, Relaxed) + 1;
@@ -104,21 +104,6 @@ impl Releases<'_> {
             }
         }
         new
-    }
-
-    /// Makes a slot that is idle the youngest; any other stays as it is.
-    pub(crate) fn refresh(&mut self, slot: usize) {
-        let place = &self.order.slots[slot];
-        let stamp = self.take_stamp();
-        let result = place.update(|word| {
-            word.is_idle().then(|| {
-                place.set_stamp(stamp);
-                word.with_inbox()
-            })
-        });
-        if result.is_ok_and(|(old, _)| !old.is_in_inbox()) {
-            self.chain(slot);
-        }
     }
 
     fn take_stamp(&mut self) -> u64 {
@@ -174,6 +159,7 @@ impl Evictor<'_> {
     pub(crate) fn evict(&self) -> Option<usize> {
         self.empty_inbox();
         loop {
+            // Relaxed: ordered by the token.
             let Some(slot) = slot_at(self.oldest().load(Relaxed)) else {
                 // Slots may have come in since.
                 if self.empty_inbox() {
@@ -236,6 +222,7 @@ impl Evictor<'_> {
     fn insert(&self, slot: usize) {
         let slots = self.order.slots;
         let stamp = slots[slot].stamp();
+        // Relaxed: ordered by the token.
         let mut older = self.youngest().load(Relaxed).max(END);
         let mut younger = END;
         while let Some(at) = slot_at(older).filter(|&at| slots[at].stamp() > stamp) {
@@ -250,6 +237,7 @@ impl Evictor<'_> {
 
     fn unlink(&self, slot: usize) {
         let slots = self.order.slots;
+        // Relaxed: ordered by the token.
         let (older, younger) = (slots[slot].older.load(Relaxed), slots[slot].younger.load(Relaxed));
         if older == ABSENT {
             return;
@@ -263,6 +251,7 @@ impl Evictor<'_> {
     /// Slots in the order, old to young, those included that were held since.
     pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.empty_inbox();
+        // Relaxed: ordered by the token.
         let first = slot_at(self.oldest().load(Relaxed));
         std::iter::successors(first, |&slot| slot_at(self.order.slots[slot].younger.load(Relaxed)))
     }

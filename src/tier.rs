@@ -405,7 +405,12 @@ impl<T> TierReleases<'_, T> {
     }
 
     /// Makes a hit that nobody holds the youngest; any other stays as it is.
+    ///
+    /// By a hold of its own: without one, another thread could evict the slot before it is stamped, and the stamp would
+    /// fall on the next owner's.
     pub(crate) fn refresh(&mut self, id: BlockId<T>) {
-        self.releases.refresh(id.index());
+        if self.tier.hold_if(id, Word::is_idle) {
+            self.unhold(id);
+        }
     }
 }
