@@ -5,7 +5,7 @@ use loom::thread;
 
 use crate::block::{BlockHash, BlockId, Cpu};
 use crate::free_bitmap::FreeBitmap;
-use crate::index::Inserted;
+use crate::index::{Bucket, Index, Inserted};
 use crate::region::Region;
 use crate::slot::State;
 use crate::table::{Config, Shared};
@@ -122,6 +122,23 @@ fn of_two_insertions_of_one_hash_at_most_one_stays() {
             thread::spawn(move || tier.enter(BlockId::new(1), &hash(7)) == Inserted::Yes)
         };
         let mine = tier.enter(BlockId::new(0), &hash(7)) == Inserted::Yes;
+        assert!(!(mine && other.join().unwrap()), "both stayed");
+    });
+}
+
+/// One of the two may still see an entry full that the other has emptied, so that they fill different entries: here only
+/// the fence between entering and looking again makes one see the other.
+#[test]
+fn two_insertions_into_different_entries_do_not_miss_each_other() {
+    check(|| {
+        let buckets = Arc::new([Bucket::default()]);
+        assert_eq!(Index::new(&*buckets).insert(&hash(1), 2, |_| true), Inserted::Yes);
+        let other = {
+            let buckets = buckets.clone();
+            thread::spawn(move || Index::new(&*buckets).insert(&hash(7), 1, |_| true) == Inserted::Yes)
+        };
+        assert!(Index::new(&*buckets).remove(&hash(1), 2));
+        let mine = Index::new(&*buckets).insert(&hash(7), 0, |_| true) == Inserted::Yes;
         assert!(!(mine && other.join().unwrap()), "both stayed");
     });
 }
