@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust loom test-python fmt lock clean
+.PHONY: help demo test build wheel lint test-rust loom stress test-python fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -53,13 +53,17 @@ lint: ## check formatting, lints, types and the type stub of the core
 
 test-rust: ## run the Rust tests
 	@scripts/prerequisites.sh >/dev/null
-	cargo test --locked
+	KVTIER_STRESS_SECONDS=30 cargo test --locked
 
 loom: ## run the loom models of the table's protocols (about a minute with the build; LOOM_MAX_PREEMPTIONS=3: deeper)
 	@scripts/prerequisites.sh >/dev/null
 	RUSTFLAGS="--cfg kvtier_loom" CARGO_TARGET_DIR=target/loom CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
 	  CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 	  timeout 600 cargo test --locked --release --lib models
+
+stress: ## ten minutes of real threads on a small table
+	@scripts/prerequisites.sh >/dev/null
+	KVTIER_STRESS_SECONDS=600 cargo test --locked --test stress -- --nocapture
 
 test-python: ## run the Python tests against the installed wheel (options: ARGS="-k admit")
 	@scripts/setup.sh --wheel run demo test
