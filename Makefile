@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust loom stress test-python fmt lock clean
+.PHONY: help demo test build wheel lint test-rust loom stress asan test-python fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -64,6 +64,10 @@ loom: ## run the loom models of the table's protocols (about a minute with the b
 stress: ## ten minutes of real threads on a small table
 	@scripts/prerequisites.sh >/dev/null
 	KVTIER_STRESS_SECONDS=600 cargo test --locked --test stress -- --nocapture
+
+asan: ## run the Rust tests under the address sanitizer (needs a nightly toolchain: NIGHTLY=name)
+	RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/asan \
+	  cargo +$(or $(NIGHTLY),nightly) test --locked --target x86_64-unknown-linux-gnu --lib --test model --test stress
 
 test-python: ## run the Python tests against the installed wheel (options: ARGS="-k admit")
 	@scripts/setup.sh --wheel run demo test

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::Mutex;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use kvtier::{BlockHash, BlockTable, Config, Plan, RequestId, Session};
@@ -193,8 +194,8 @@ fn threads_that_collide_never_see_wrong_content() {
         for table in tables {
             scope.spawn(move || read(world, table));
         }
-        let num_checked: u64 = schedulers.map(|thread| thread.join()).into_iter().map(Result::unwrap).sum();
-        let num_done: u64 = completers.map(|thread| thread.join()).into_iter().map(Result::unwrap).sum();
+        let num_checked: u64 = schedulers.map(ScopedJoinHandle::join).into_iter().map(Result::unwrap).sum();
+        let num_done: u64 = completers.map(ScopedJoinHandle::join).into_iter().map(Result::unwrap).sum();
         drop(say_over);
         (num_checked, num_done)
     });
