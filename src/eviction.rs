@@ -225,9 +225,21 @@ impl Evictor<'_> {
         // Relaxed: ordered by the token.
         let mut older = self.youngest().load(Relaxed).max(END);
         let mut younger = END;
-        while let Some(at) = slot_at(older).filter(|&at| slots[at].stamp() > stamp) {
-            younger = older;
-            older = slots[at].older.load(Relaxed);
+        while let Some(at) = slot_at(older) {
+            // The stamp before the word: a stamp written since the slot got its place is seen with the hold it was
+            // written under, or with what came after.
+            let its_stamp = slots[at].stamp();
+            let word = slots[at].word();
+            let next = slots[at].older.load(Relaxed);
+            if !word.is_idle() || word.is_in_inbox() {
+                // Its stamp is no longer that of its place. It comes back through the inbox.
+                self.unlink(at);
+            } else if its_stamp > stamp {
+                younger = older;
+            } else {
+                break;
+            }
+            older = next;
         }
         slots[slot].older.store(older, Relaxed);
         slots[slot].younger.store(younger, Relaxed);
@@ -261,5 +273,38 @@ impl Drop for Evictor<'_> {
     fn drop(&mut self) {
         // Release: what we did to the list is visible to the next holder.
         self.order.header.order.token.store(0, Release);
+    }
+}
+
+#[cfg(all(test, not(kvtier_loom)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::block::{BlockHash, BlockId, Cpu};
+    use crate::tier::Tier;
+
+    #[test]
+    fn a_slot_released_under_an_older_stamp_does_not_mislead_insertions() {
+        let tier: Tier<Cpu> = Tier::new(3, "cpu_blocks").unwrap();
+        tier.allocate(3, &mut Vec::new(), |_, _| ());
+        let [x, y, z] = [0, 1, 2].map(BlockId::new);
+        for (n, id) in (0..).zip([x, y, z]) {
+            assert!(tier.publish(id, &BlockHash([n; 32])));
+        }
+        // Two slow calls, which took their stamps before the fast ones.
+        let (mut slowest, mut slow) = (tier.releases(1), tier.releases(1));
+        tier.releases(1).unhold(z);
+        tier.releases(1).unhold(y);
+        tier.audit_order("test").unwrap();
+        assert!(tier.hold(&tier.find_cached(&BlockHash([1; 32])).unwrap()));
+        slowest.unhold(y);
+        slow.unhold(x);
+        drop(slow);
+        // Brings `x` into the order while `y` is on its way to a new place.
+        let _ = tier.audit_order("test");
+        drop(slowest);
+        tier.audit_order("test").unwrap();
+        let mut evicted = Vec::new();
+        tier.allocate(3, &mut Vec::new(), |id, _| evicted.push(id));
+        assert_eq!(evicted, [y, x, z], "by stamp");
     }
 }
