@@ -241,6 +241,7 @@ impl Evictor<'_> {
             }
             older = next;
         }
+        // Relaxed: ordered by the token.
         slots[slot].older.store(older, Relaxed);
         slots[slot].younger.store(younger, Relaxed);
         slot_at(older).map_or(self.oldest(), |at| &slots[at].younger).store(link(slot), Relaxed);
