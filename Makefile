@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust test-python fuzz mutants fmt lock clean
+.PHONY: help demo test build wheel lint test-rust loom stress asan test-python fuzz mutants fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -37,7 +37,7 @@ demo: ## set up .venv, build and install the wheel, run `kvtier demo` (options: 
 	@scripts/setup.sh --wheel run demo
 	.venv/bin/kvtier demo $(ARGS)
 
-test: lint test-rust test-python ## set up .venv, build and install the wheel, run every check and every test
+test: lint test-rust loom test-python ## set up .venv, build and install the wheel, run every check and every test
 
 build: ## build the wheel in release mode and install it in .venv, without the demo's packages
 	@scripts/setup.sh --wheel run
@@ -53,11 +53,26 @@ lint: ## check formatting, lints, types and the type stub of the core
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+	$(PY) scripts/check_notes.py
 	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml kvtier._core
 
 test-rust: ## run the Rust tests
 	@scripts/prerequisites.sh >/dev/null
-	cargo test --locked
+	KVTIER_STRESS_SECONDS=30 cargo test --locked
+
+loom: ## run the loom models of the table's protocols (about a minute with the build; LOOM_MAX_PREEMPTIONS=3: deeper)
+	@scripts/prerequisites.sh >/dev/null
+	RUSTFLAGS="--cfg kvtier_loom" CARGO_TARGET_DIR=target/loom CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
+	  CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	  timeout 600 cargo test --locked --release --lib models
+
+stress: ## ten minutes of real threads on a small table
+	@scripts/prerequisites.sh >/dev/null
+	KVTIER_STRESS_SECONDS=600 cargo test --locked --test stress -- --nocapture
+
+asan: ## run the Rust tests under the address sanitizer (needs a nightly toolchain: NIGHTLY=name)
+	RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/asan \
+	  cargo +$(or $(NIGHTLY),nightly) test --locked --target x86_64-unknown-linux-gnu --lib --test model --test stress
 
 test-python: ## run the Python tests against the installed wheel (options: ARGS="-k admit")
 	@scripts/setup.sh --wheel run demo test

@@ -12,6 +12,9 @@ mod eviction;
 mod free_bitmap;
 pub mod hash;
 mod index;
+#[cfg(all(test, kvtier_loom))]
+#[allow(clippy::unwrap_used)]
+mod models;
 pub mod plan;
 #[cfg(feature = "python")]
 mod python;

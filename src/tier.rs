@@ -369,7 +369,7 @@ impl<T> Tier<T> {
     }
 
     /// The slots of the eviction order, which must be a list by stamp of slots that are there once.
-    fn audit_order(&self, name: &str) -> Result<std::collections::HashSet<usize>> {
+    pub(crate) fn audit_order(&self, name: &str) -> Result<std::collections::HashSet<usize>> {
         let broken = |what: String| Error::Invariant(format!("{name}: {what}"));
         let evictor = self.order().try_take().ok_or_else(|| broken("another thread is evicting".to_owned()))?;
         let mut seen = std::collections::HashSet::new();
@@ -405,7 +405,12 @@ impl<T> TierReleases<'_, T> {
     }
 
     /// Makes a hit that nobody holds the youngest; any other stays as it is.
+    ///
+    /// By a hold of its own: without one, another thread could evict the slot before it is stamped, and the stamp would
+    /// fall on the next owner's.
     pub(crate) fn refresh(&mut self, id: BlockId<T>) {
-        self.releases.refresh(id.index());
+        if self.tier.hold_if(id, Word::is_idle) {
+            self.unhold(id);
+        }
     }
 }

@@ -66,16 +66,18 @@ impl Session {
         let shared = &*table.shared;
         let num_hittable = table.num_hittable(num_tokens);
         // Two passes: nobody else evicts from this Gpu tier, so what the first one finds the second one can hold.
+        // Counted before the hits: one that a completer releases in between is then subtracted without having been
+        // counted, which can only refuse. The other way round it would be counted, and then held.
+        let counted = shared.gpu.num_available();
         let (gpu_hit_blocks, num_idle) = count_hits(&shared.gpu, &self.spare().hashes[..num_hittable]);
         let total = num_tokens.div_ceil(block_size);
         let needed = total - gpu_hit_blocks;
         // A hit that nobody holds yet is evictable now, and will not be once it is held.
-        let num_available = shared.gpu.num_available();
-        let mut available = num_available.saturating_sub(num_idle);
+        let mut available = counted.saturating_sub(num_idle);
         if needed > available {
             // A caller's hashes may name one block twice: then fewer blocks are lost to holds than hits were counted.
-            available =
-                num_available.saturating_sub(num_idle_blocks(&shared.gpu, &self.spare().hashes[..gpu_hit_blocks]));
+            let num_different = num_idle_blocks(&shared.gpu, &self.spare().hashes[..gpu_hit_blocks]);
+            available = counted.saturating_sub(num_different);
         }
         self.check_available(needed, available)?;
         if !shared.host.begin_activity(1) {
