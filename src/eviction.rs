@@ -209,11 +209,13 @@ impl Evictor<'_> {
         while let Some(slot) = slot_at(next) {
             next = slots[slot].inbox_next.swap(reversed, Relaxed);
             reversed = link(slot);
+            // All leave their old places before the first gets its new one: at their old places, with their new stamps,
+            // every insertion would have to walk past those that are still to come.
+            self.unlink(slot);
         }
         while let Some(slot) = slot_at(reversed) {
             // Relaxed: the chain is ours until the slot leaves the inbox, so its link is read first.
             reversed = slots[slot].inbox_next.load(Relaxed);
-            self.unlink(slot);
             if slots[slot].leave_inbox().is_idle() {
                 self.insert(slot);
             }
