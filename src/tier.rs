@@ -6,7 +6,7 @@ use crate::block::{BlockHash, BlockId};
 use crate::error::{Error, Result};
 use crate::eviction::{EvictionOrder, Evictor, Releases};
 use crate::free_bitmap::FreeBitmap;
-use crate::index::{Index, Inserted};
+use crate::index::{prefetch, Index, Inserted, Place};
 use crate::region::Region;
 use crate::slot::{Slot, State, Word};
 use crate::sync::{at_least_zero, Acquire, AtomicI64, Relaxed};
@@ -117,37 +117,78 @@ impl<T> Tier<T> {
 
     /// Looks `hashes` up one after another, asking memory for what comes next ahead of time, until `found` says stop.
     pub(crate) fn find_each(&self, hashes: &[BlockHash], mut found: impl FnMut(Option<Hit<T>>) -> bool) {
-        const AHEAD: usize = 6;
+        // First the buckets are asked for, then, when they are here, the slot that one of their entries names.
+        const BUCKETS_AHEAD: usize = 16;
+        const SLOT_AHEAD: usize = 8;
         let index = self.index();
-        for hash in hashes.iter().take(AHEAD) {
-            index.prefetch(hash);
+        let mut places = [Place::default(); BUCKETS_AHEAD];
+        for (at, hash) in hashes.iter().enumerate().take(BUCKETS_AHEAD) {
+            places[at] = index.place(hash);
+            index.prefetch(places[at]);
+        }
+        // Slots that have probably the hash of the same number.
+        let mut slots = [None; SLOT_AHEAD];
+        let probable = |place| {
+            let slot = index.find_at(place, Some);
+            slot.into_iter().for_each(|slot| self.prefetch(slot));
+            slot
+        };
+        for at in 0..SLOT_AHEAD.min(hashes.len()) {
+            slots[at] = probable(places[at]);
         }
         for (at, hash) in hashes.iter().enumerate() {
-            if let Some(next) = hashes.get(at + AHEAD) {
-                index.prefetch(next);
+            let place = places[at % BUCKETS_AHEAD];
+            let slot = slots[at % SLOT_AHEAD];
+            if let Some(next) = hashes.get(at + BUCKETS_AHEAD) {
+                places[at % BUCKETS_AHEAD] = index.place(next);
+                index.prefetch(places[at % BUCKETS_AHEAD]);
             }
-            if !found(self.find_cached(hash)) {
+            if at + SLOT_AHEAD < hashes.len() {
+                slots[at % SLOT_AHEAD] = probable(places[(at + SLOT_AHEAD) % BUCKETS_AHEAD]);
+            }
+            // No entry with the tag: a miss. Another hash with the same tag: all entries are looked at.
+            let hit = slot.and_then(|slot| {
+                self.hit(slot, hash).or_else(|| index.find_at(place, |slot| self.hit(slot, hash)))
+            });
+            if !found(hit) {
                 return;
             }
         }
     }
 
+    /// Asks the processor for a slot that will be looked at soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, slot: usize) {
+        prefetch(&self.region.slots()[slot]);
+    }
+
+    /// Asks the processor for the buckets of a hash that will be looked up soon.
+    #[inline]
+    pub(crate) fn prefetch_buckets(&self, hash: &BlockHash) {
+        let index = self.index();
+        index.prefetch(index.place(hash));
+    }
+
     /// The slot that is a hit for a hash.
     #[inline]
     pub(crate) fn find_cached(&self, hash: &BlockHash) -> Option<Hit<T>> {
-        self.index().find(hash, |at| {
-            let slot = &self.region.slots()[at];
-            let before = slot.word();
-            if before.state() != State::Cached || !slot.has_hash(hash) {
-                return None;
-            }
-            // A slot that was published before and after, in one generation, had this hash throughout.
-            let after = slot.word();
-            (after.state() == State::Cached && after.generation() == before.generation()).then(|| Hit {
-                id: BlockId::new(at),
-                generation: after.generation(),
-                is_idle: after.num_holds() == 0,
-            })
+        self.index().find(hash, |slot| self.hit(slot, hash))
+    }
+
+    /// The slot, if it is a hit for the hash.
+    #[inline]
+    fn hit(&self, at: usize, hash: &BlockHash) -> Option<Hit<T>> {
+        let slot = &self.region.slots()[at];
+        let before = slot.word();
+        if before.state() != State::Cached || !slot.has_hash(hash) {
+            return None;
+        }
+        // A slot that was published before and after, in one generation, had this hash throughout.
+        let after = slot.word();
+        (after.state() == State::Cached && after.generation() == before.generation()).then(|| Hit {
+            id: BlockId::new(at),
+            generation: after.generation(),
+            is_idle: after.num_holds() == 0,
         })
     }
 
@@ -160,27 +201,9 @@ impl<T> Tier<T> {
         self.index().find(hash, has).is_some()
     }
 
-    /// Takes a hold on a hit; false if it has ceased to be one.
-    pub(crate) fn hold(&self, hit: &Hit<T>) -> bool {
-        self.hold_if(hit.id, |word| word.generation() == hit.generation)
-    }
-
-    /// Takes a hold on a slot that the caller knows to be cached, since nobody else evicts from this tier.
-    pub(crate) fn hold_cached(&self, id: BlockId<T>) {
-        let held = self.hold_if(id, |_| true);
-        debug_assert!(held, "slot {id:?} is not cached");
-    }
-
-    fn hold_if(&self, id: BlockId<T>, may: impl Fn(Word) -> bool) -> bool {
-        let result = self
-            .slot(id)
-            .update(|word| (word.state() == State::Cached && may(word)).then(|| word.with_holds(word.num_holds() + 1)));
-        if let Ok((old, _)) = result {
-            if old.num_holds() == 0 {
-                Self::count(&self.region.header().gauges.idle, -1);
-            }
-        }
-        result.is_ok()
+    /// Starts to take holds.
+    pub(crate) fn holds(&self) -> TierHolds<'_, T> {
+        TierHolds { tier: self, num_idle: 0 }
     }
 
     /// Starts up to `n` releases and refreshes.
@@ -387,6 +410,47 @@ impl<T> Tier<T> {
             }
         }
         Ok(seen)
+    }
+}
+
+/// Holds of one call on a tier. They are taken at once and counted together: until then others may count on idle slots
+/// that have gone, and then find fewer than they counted on, which an allocation in a shared tier allows for.
+pub(crate) struct TierHolds<'a, T> {
+    tier: &'a Tier<T>,
+    /// Slots that were idle before.
+    num_idle: i64,
+}
+
+impl<T> TierHolds<'_, T> {
+    /// Takes a hold on a hit; false if it has ceased to be one.
+    #[inline]
+    pub(crate) fn hold(&mut self, hit: &Hit<T>) -> bool {
+        self.hold_if(hit.id, |word| word.generation() == hit.generation)
+    }
+
+    /// Takes a hold on a slot that the caller knows to be cached, since nobody else evicts from this tier.
+    #[inline]
+    pub(crate) fn hold_cached(&mut self, id: BlockId<T>) {
+        let held = self.hold_if(id, |_| true);
+        debug_assert!(held, "slot {id:?} is not cached");
+    }
+
+    #[inline]
+    fn hold_if(&mut self, id: BlockId<T>, may: impl Fn(Word) -> bool) -> bool {
+        let result = self
+            .tier
+            .slot(id)
+            .update(|word| (word.state() == State::Cached && may(word)).then(|| word.with_holds(word.num_holds() + 1)));
+        self.num_idle += i64::from(result.is_ok_and(|(old, _)| old.num_holds() == 0));
+        result.is_ok()
+    }
+}
+
+impl<T> Drop for TierHolds<'_, T> {
+    fn drop(&mut self) {
+        if self.num_idle > 0 {
+            Tier::<T>::count(&self.tier.region.header().gauges.idle, -self.num_idle);
+        }
     }
 }
 

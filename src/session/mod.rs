@@ -228,6 +228,10 @@ impl Shared {
     /// Publishes every full block of a request up to `num_tokens` that was not handled yet.
     fn commit(&self, store_queue: &mut SlotList, request: &mut Request, num_tokens: usize, block_size: usize) {
         for position in request.handled_blocks..num_tokens / block_size {
+            if let Some(next) = request.hashes.get(position + 8) {
+                self.gpu.prefetch_buckets(next);
+                self.cpu().prefetch_buckets(next);
+            }
             // Not published: it stays a private duplicate of the block that is.
             let _ = self.publish(store_queue, request.block_ids[position], &request.hashes[position]);
             request.handled_blocks = position + 1;
