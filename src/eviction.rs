@@ -106,6 +106,29 @@ impl Releases<'_> {
         new
     }
 
+    /// Makes an in-flight slot a hit with the holds that it has: without one it is idle, younger than all before.
+    pub(crate) fn publish_copied(&mut self, slot: usize) {
+        let place = &self.order.slots[slot];
+        let stamp = self.take_stamp();
+        let result = place.update(|word| {
+            debug_assert_eq!(word.state(), State::InFlight);
+            let cached = word.with_state(State::Cached);
+            if cached.num_holds() > 0 {
+                return Some(cached);
+            }
+            place.set_stamp(stamp);
+            Some(cached.with_inbox())
+        });
+        if let Ok((old, new)) = result {
+            if new.is_idle() {
+                self.num_idle += 1;
+                if !old.is_in_inbox() {
+                    self.chain(slot);
+                }
+            }
+        }
+    }
+
     /// Makes a slot that is idle the youngest; any other stays as it is.
     pub(crate) fn refresh(&mut self, slot: usize) {
         let place = &self.order.slots[slot];

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::block::{BlockHash, BlockId};
 use crate::error::{Error, Result};
-use crate::eviction::{EvictionOrder, Evictor, Releases};
+use crate::eviction::{EvictionOrder, Releases};
 use crate::free_bitmap::FreeBitmap;
 use crate::index::{prefetch, Index, Inserted, Place};
 use crate::region::Region;
@@ -208,7 +208,7 @@ impl<T> Tier<T> {
 
     /// Starts up to `n` releases and refreshes.
     pub(crate) fn releases(&self, n: usize) -> TierReleases<'_, T> {
-        TierReleases { tier: self, releases: self.order().releases(n) }
+        TierReleases { tier: self, releases: self.order().releases(n), num_published: 0 }
     }
 
     /// Appends up to `n` slots, claimed: the lowest free ones, then evicted ones, all in ascending order. Each evicted
@@ -218,7 +218,7 @@ impl<T> Tier<T> {
         &self,
         n: usize,
         slots: &mut Vec<u32>,
-        mut on_evict: impl FnMut(BlockId<T>, BlockHash),
+        on_evict: impl FnMut(BlockId<T>, BlockHash),
     ) -> usize {
         let start = slots.len();
         self.free_bitmap().take_lowest(n, slots);
@@ -229,21 +229,26 @@ impl<T> Tier<T> {
         let num_free = slots.len() - start;
         if num_free < n {
             if let Some(evictor) = self.order().try_take() {
-                let evicted = std::iter::from_fn(|| self.evict(&evictor, &mut on_evict));
-                slots.extend(evicted.take(n - num_free));
+                slots.extend(std::iter::from_fn(|| evictor.evict()).take(n - num_free).map(|slot| slot as u32));
             }
+            self.remove_evicted(&slots[start + num_free..], on_evict);
             Self::count(&self.region.header().gauges.cached, num_free as i64 + start as i64 - slots.len() as i64);
             slots[start..].sort_unstable();
         }
         slots.len() - start
     }
 
-    fn evict(&self, evictor: &Evictor<'_>, on_evict: &mut impl FnMut(BlockId<T>, BlockHash)) -> Option<u32> {
-        let slot = evictor.evict()?;
-        let hash = self.region.slots()[slot].hash();
-        self.index().remove(&hash, slot);
-        on_evict(BlockId::new(slot), hash);
-        Some(slot as u32)
+    fn remove_evicted(&self, evicted: &[u32], mut on_evict: impl FnMut(BlockId<T>, BlockHash)) {
+        const AHEAD: usize = 8;
+        let hash_of = |slot: u32| self.region.slots()[slot as usize].hash();
+        for (at, &slot) in evicted.iter().enumerate() {
+            if let Some(&next) = evicted.get(at + AHEAD) {
+                self.prefetch_buckets(&hash_of(next));
+            }
+            let hash = hash_of(slot);
+            self.index().remove(&hash, slot as usize);
+            on_evict(BlockId::new(slot as usize), hash);
+        }
     }
 
     /// Enters a slot that the caller owns into the index under the hash that it was given.
@@ -256,7 +261,7 @@ impl<T> Tier<T> {
     }
 
     /// Makes a claimed slot a hit under `hash`, its hold staying; false, and nothing changed, if the index has the hash
-    /// or no room.
+    /// or no room. The caller counts what is published, see `count_published`.
     pub(crate) fn publish(&self, id: BlockId<T>, hash: &BlockHash) -> bool {
         self.set_hash(id, hash);
         if self.enter(id, hash) != Inserted::Yes {
@@ -265,26 +270,24 @@ impl<T> Tier<T> {
         let result =
             self.slot(id).update(|word| (word.state() == State::Claimed).then(|| word.with_state(State::Cached)));
         debug_assert!(result.is_ok(), "publishing {id:?}: {result:?}");
-        Self::count(&self.region.header().gauges.cached, 1);
         true
     }
 
-    /// Makes a claimed slot the destination of a copy; `num_holds` is one if a request waits for it, else zero.
+    /// Counts claimed slots that were published.
+    pub(crate) fn count_published(&self, num_published: usize) {
+        Self::count(&self.region.header().gauges.cached, num_published as i64);
+    }
+
+    /// Makes a claimed slot the destination of a copy; `num_holds` is one if a request waits for it, else zero. The
+    /// caller counts the slots, see `count_expected`, before anybody can end a copy.
     pub(crate) fn expect_copy(&self, id: BlockId<T>, num_holds: u32) {
         let wait = |word: Word| Some(word.with_state(State::InFlight).with_holds(num_holds));
         let _ = self.slot(id).update(wait);
-        Self::count(&self.region.header().gauges.in_flight, 1);
     }
 
-    /// Makes an in-flight slot whose hash is in the index a hit, with one hold more, which is the caller's to release.
-    pub(crate) fn publish_copied(&self, id: BlockId<T>) {
-        let publish = |word: Word| {
-            debug_assert_eq!(word.state(), State::InFlight);
-            Some(word.with_state(State::Cached).with_holds(word.num_holds() + 1))
-        };
-        let _ = self.slot(id).update(publish);
-        Self::count(&self.region.header().gauges.in_flight, -1);
-        Self::count(&self.region.header().gauges.cached, 1);
+    /// Counts slots that became destinations of copies.
+    pub(crate) fn count_expected(&self, num_expected: usize) {
+        Self::count(&self.region.header().gauges.in_flight, num_expected as i64);
     }
 
     /// Ends the copy to an in-flight slot without publishing: the slot is claimed by the request that waits for it, or
@@ -458,6 +461,8 @@ impl<T> Drop for TierHolds<'_, T> {
 pub(crate) struct TierReleases<'a, T> {
     tier: &'a Tier<T>,
     releases: Releases<'a>,
+    /// In-flight slots that were published, counted together at the end.
+    num_published: i64,
 }
 
 impl<T> TierReleases<'_, T> {
@@ -468,8 +473,25 @@ impl<T> TierReleases<'_, T> {
         }
     }
 
+    /// Makes an in-flight slot whose hash is in the index a hit, held by the request that waits for it; where none does,
+    /// it is evictable, the youngest.
+    pub(crate) fn publish_copied(&mut self, id: BlockId<T>) {
+        self.num_published += 1;
+        self.releases.publish_copied(id.index());
+    }
+
     /// Makes a hit that nobody holds the youngest; any other stays as it is.
     pub(crate) fn refresh(&mut self, id: BlockId<T>) {
         self.releases.refresh(id.index());
+    }
+}
+
+impl<T> Drop for TierReleases<'_, T> {
+    fn drop(&mut self) {
+        if self.num_published > 0 {
+            let gauges = &self.tier.region.header().gauges;
+            Tier::<T>::count(&gauges.in_flight, -self.num_published);
+            Tier::<T>::count(&gauges.cached, self.num_published);
+        }
     }
 }

@@ -112,6 +112,7 @@ impl Session {
         self.allocate_gpu(needed);
         let request = self.requests.spare_in_use();
         request.block_ids.extend(self.slots.iter().map(|&slot| GpuBlockId::new(slot as usize)));
+        shared.gpu.count_expected(cpu_hit_blocks);
         for position in request.load_positions() {
             shared.gpu.set_hash(request.block_ids[position], &request.hashes[position]);
             shared.gpu.expect_copy(request.block_ids[position], 1);

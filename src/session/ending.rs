@@ -93,7 +93,8 @@ impl Session {
                 gpu.refresh(twin.id);
             } else {
                 let Self { table, store_queue, .. } = self;
-                table.shared.publish(store_queue, block, hash);
+                let published = table.shared.publish(store_queue, block, hash);
+                table.shared.gpu.count_published(usize::from(published));
             }
         }
         gpu.unhold(block);

@@ -87,6 +87,8 @@ impl Session {
         shared.counters.cpu_evicted_blocks.add(num_evicted);
         let mut num_lost = 0;
         let mut holds = shared.gpu.holds();
+        // Before anybody can end one of the copies.
+        shared.cpu().count_expected(slots.len().min(store_queue.len()));
         for destination in cpu_ids(slots) {
             let Some(source) = store_queue.pop_old().map(GpuBlockId::new) else {
                 shared.cpu().releases(1).unhold(destination);
