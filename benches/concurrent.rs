@@ -1,11 +1,13 @@
 //! What a scheduler feels of other threads: the p99 of its calls alone, beside lookups, and beside lookups and
 //! completions. Our table and the one-mutex variant in turn; a JSON object per line of standard input.
 
+#![allow(clippy::expect_used, clippy::cast_sign_loss)] // a bench that fails must stop; times are positive
+
 mod mutex_table;
 mod workload;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Sender};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use kvtier::{BlockHash, BlockTable};
@@ -15,6 +17,8 @@ use workload::{document, session, Scheduler, BLOCK_SIZE};
 const BLOCKS: usize = 20_000;
 const DOCUMENTS: u64 = 60;
 const ROUND: Duration = Duration::from_millis(400);
+/// Tickets that may wait for the completer; an engine, too, is only so far ahead of its copies.
+const MAX_WAITING: usize = 4;
 
 /// What any thread may call.
 trait AnyThread: Sync {
@@ -47,13 +51,23 @@ fn timed<T>(times: &mut Vec<u32>, call: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Ends the readers, also where the scheduler panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        // Relaxed: only an end.
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A new 256-block document and three known ones; every call of the scheduler is timed. Tickets go to `completer`, or
-/// are completed at once, which is not timed: in an engine that is never the scheduler's work.
+/// are completed at once; neither that nor waiting for the completer is timed.
 fn schedule(
     table: &mut impl Scheduler,
     number: &mut u64,
     known: &[Vec<BlockHash>],
-    completer: Option<&Sender<u64>>,
+    complete: &mut impl FnMut(&mut dyn FnMut(u64), u64),
     times: &mut Vec<u32>,
 ) {
     *number += 1;
@@ -61,10 +75,7 @@ fn schedule(
     timed(times, || table.admit(id, &hashes, 256 * BLOCK_SIZE));
     timed(times, || table.commit(id, 256 * BLOCK_SIZE));
     for ticket in timed(times, || table.step()).into_iter().flatten() {
-        match completer {
-            Some(completer) => completer.send(ticket).expect("the completer lives"),
-            None => table.complete(ticket),
-        }
+        complete(&mut |ticket| table.complete(ticket), ticket);
     }
     timed(times, || table.release(id));
     for at in 0..3 {
@@ -94,7 +105,7 @@ impl<S: Scheduler, A: AnyThread> System<S, A> {
     fn round(&mut self, num_readers: usize, with_completer: bool) -> Vec<u32> {
         let Self { scheduler, any_thread, number, known } = self;
         let (any_thread, known) = (&*any_thread, &*known);
-        let stop = AtomicBool::new(false);
+        let (stop, waiting) = (AtomicBool::new(false), AtomicUsize::new(0));
         let mut times = Vec::with_capacity(1 << 20);
         let (sender, receiver) = channel();
         std::thread::scope(|threads| {
@@ -108,14 +119,34 @@ impl<S: Scheduler, A: AnyThread> System<S, A> {
                 });
             }
             if with_completer {
-                threads.spawn(move || receiver.into_iter().for_each(|ticket| any_thread.complete(ticket)));
+                let waiting = &waiting;
+                threads.spawn(move || {
+                    for ticket in receiver {
+                        any_thread.complete(ticket);
+                        // Release: counted when it is complete.
+                        waiting.fetch_sub(1, Ordering::Release);
+                    }
+                });
             }
+            let _stop = Stop(&stop);
+            // Dropped at the end, which ends the completer.
+            let sender = sender;
+            let mut complete = |at_once: &mut dyn FnMut(u64), ticket| {
+                if !with_completer {
+                    return at_once(ticket);
+                }
+                // Acquire: as the completer's release.
+                while waiting.load(Ordering::Acquire) >= MAX_WAITING {
+                    std::thread::yield_now();
+                }
+                // Relaxed: the channel orders it.
+                waiting.fetch_add(1, Ordering::Relaxed);
+                sender.send(ticket).expect("the completer lives");
+            };
             let start = Instant::now();
             while start.elapsed() < ROUND {
-                schedule(scheduler, number, known, with_completer.then_some(&sender), &mut times);
+                schedule(scheduler, number, known, &mut complete, &mut times);
             }
-            stop.store(true, Ordering::Relaxed);
-            drop(sender);
         });
         times.sort_unstable();
         times
@@ -123,7 +154,8 @@ impl<S: Scheduler, A: AnyThread> System<S, A> {
 }
 
 fn figures(name: &str, rounds: &mut impl FnMut(usize, bool) -> Vec<u32>, out: &mut Vec<String>) {
-    let cases = [(0, false, "alone"), (1, false, "1 reader"), (2, false, "2 readers"), (2, true, "2 readers, completer")];
+    let cases =
+        [(0, false, "alone"), (1, false, "1 reader"), (2, false, "2 readers"), (2, true, "2 readers, completer")];
     for (num_readers, with_completer, case) in cases {
         let times = rounds(num_readers, with_completer);
         for (what, share) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)] {

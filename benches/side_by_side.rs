@@ -3,6 +3,8 @@
 //! Answers each line with a JSON object: name to microseconds. `bench_side_by_side.py` calls it round by round, between
 //! the other systems. The boundary is the Rust call: no Python, hashes given.
 
+#![allow(clippy::expect_used, clippy::cast_sign_loss)] // a bench that fails must stop; times are positive
+
 mod mutex_table;
 mod workload;
 

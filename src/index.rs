@@ -115,9 +115,10 @@ impl<'a> Index<'a> {
             let entries = &self.buckets[bucket].0;
             // All eight tags at once, without a branch that the processor would have to guess. Relaxed: an entry whose
             // tag fits is read again.
-            let fits = entries.iter().enumerate().fold(0_u32, |fits, (at, entry)| {
-                fits | u32::from(entry.load(Relaxed) >> 32 == place.tag) << at
-            });
+            let fits = entries
+                .iter()
+                .enumerate()
+                .fold(0_u32, |fits, (at, entry)| fits | u32::from(entry.load(Relaxed) >> 32 == place.tag) << at);
             ones(fits).find_map(|at| {
                 // Acquire: the hash that the entry's slot was given before it was entered is visible.
                 let entry = entries[at].load(Acquire);

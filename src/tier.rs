@@ -130,7 +130,9 @@ impl<T> Tier<T> {
         let mut slots = [None; SLOT_AHEAD];
         let probable = |place| {
             let slot = index.find_at(place, Some);
-            slot.into_iter().for_each(|slot| self.prefetch(slot));
+            if let Some(slot) = slot {
+                self.prefetch(slot);
+            }
             slot
         };
         for at in 0..SLOT_AHEAD.min(hashes.len()) {
@@ -147,9 +149,8 @@ impl<T> Tier<T> {
                 slots[at % SLOT_AHEAD] = probable(places[(at + SLOT_AHEAD) % BUCKETS_AHEAD]);
             }
             // No entry with the tag: a miss. Another hash with the same tag: all entries are looked at.
-            let hit = slot.and_then(|slot| {
-                self.hit(slot, hash).or_else(|| index.find_at(place, |slot| self.hit(slot, hash)))
-            });
+            let hit = slot
+                .and_then(|slot| self.hit(slot, hash).or_else(|| index.find_at(place, |slot| self.hit(slot, hash))));
             if !found(hit) {
                 return;
             }

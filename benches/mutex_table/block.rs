@@ -5,31 +5,31 @@ use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 
 /// Most blocks that one tier can have.
-pub const MAX_BLOCKS: usize = 1 << 24;
+pub(crate) const MAX_BLOCKS: usize = 1 << 24;
 
 /// Most tokens that one block can have.
-pub const MAX_BLOCK_SIZE: usize = 1 << 16;
+pub(crate) const MAX_BLOCK_SIZE: usize = 1 << 16;
 
 /// Marks the tier of the engine's own, fast memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gpu {}
+pub(crate) enum Gpu {}
 
 /// Marks the tier of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cpu {}
+pub(crate) enum Cpu {}
 
 /// Number of a block slot inside its own tier, zero-based.
 ///
 /// The tier is part of the type: an id of one tier cannot be used for the other.
-pub struct BlockId<T> {
+pub(crate) struct BlockId<T> {
     index: u32,
     tier: PhantomData<fn() -> T>,
 }
 
 /// Block id of the Gpu tier.
-pub type GpuBlockId = BlockId<Gpu>;
+pub(crate) type GpuBlockId = BlockId<Gpu>;
 /// Block id of the Cpu tier.
-pub type CpuBlockId = BlockId<Cpu>;
+pub(crate) type CpuBlockId = BlockId<Cpu>;
 
 impl<T> BlockId<T> {
     pub(crate) fn new(index: usize) -> Self {
@@ -38,7 +38,7 @@ impl<T> BlockId<T> {
     }
 
     /// The id as an index into arrays of the tier.
-    pub fn index(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         self.index as usize
     }
 }
@@ -80,14 +80,14 @@ impl<T> fmt::Debug for BlockId<T> {
 /// Hash of a full block and of everything before it in its sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
-pub struct BlockHash(pub [u8; 32]);
+pub(crate) struct BlockHash(pub [u8; 32]);
 
 impl BlockHash {
     /// Bytes of a block hash.
-    pub const BYTES: usize = 32;
+    pub(crate) const BYTES: usize = 32;
 
     /// Splits a buffer of concatenated hashes; `None` if its length is not a multiple of 32.
-    pub fn split(bytes: &[u8]) -> Option<Vec<Self>> {
+    pub(crate) fn split(bytes: &[u8]) -> Option<Vec<Self>> {
         let (chunks, rest) = bytes.as_chunks::<{ Self::BYTES }>();
         rest.is_empty().then(|| chunks.iter().copied().map(Self).collect())
     }

@@ -4,7 +4,7 @@ use crate::mutex_table::session::RequestId;
 
 /// What a call of the table can refuse with. A refused call has changed nothing but a counter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// An argument is outside its limits.
     #[error("{argument} = {value}: {limit}")]
     Config {
@@ -48,4 +48,4 @@ impl Error {
 }
 
 /// Result of a call of the table.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;

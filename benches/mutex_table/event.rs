@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use crate::mutex_table::block::BlockHash;
 
 /// Most events that wait to be drained.
-pub const MAX_EVENTS: usize = 65_536;
+pub(crate) const MAX_EVENTS: usize = 65_536;
 
 /// What happened to a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EventKind {
+pub(crate) enum EventKind {
     /// It became a hit.
     Stored,
     /// It ceased to be one.
@@ -18,7 +18,7 @@ pub enum EventKind {
 
 /// A tier, where it is data rather than a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TierName {
+pub(crate) enum TierName {
     /// The engine's own memory.
     Gpu,
     /// Host memory.
@@ -27,15 +27,15 @@ pub enum TierName {
 
 /// One change of what a tier holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
+pub(crate) struct Event {
     /// What happened.
-    pub kind: EventKind,
+    pub(crate) kind: EventKind,
     /// Where.
-    pub tier: TierName,
+    pub(crate) tier: TierName,
     /// To which block.
-    pub block_hash: BlockHash,
+    pub(crate) block_hash: BlockHash,
     /// In which slot of that tier.
-    pub block_id: u32,
+    pub(crate) block_id: u32,
 }
 
 /// Events that wait to be drained; the oldest are dropped, and counted, when nobody drains them.

@@ -19,13 +19,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use block::{BlockHash, Cpu, Gpu};
 use session::RequestId;
-pub use table::BlockTable;
+pub(crate) use table::BlockTable;
 
 /// A table that any thread may call, one at a time.
-pub struct MutexTable(Mutex<BlockTable>);
+pub(crate) struct MutexTable(Mutex<BlockTable>);
 
 impl MutexTable {
-    pub fn new(gpu_blocks: usize, cpu_blocks: usize, block_size: usize) -> Self {
+    pub(crate) fn new(gpu_blocks: usize, cpu_blocks: usize, block_size: usize) -> Self {
         Self(Mutex::new(BlockTable::new(gpu_blocks, cpu_blocks, block_size)))
     }
 
@@ -34,31 +34,31 @@ impl MutexTable {
     }
 
     /// Gpu hits and Cpu hits; panics where the pool is too small.
-    pub fn admit_hashed(&self, id: i64, hashes: &[kvtier::BlockHash], num_tokens: usize) -> (usize, usize) {
+    pub(crate) fn admit_hashed(&self, id: i64, hashes: &[kvtier::BlockHash], num_tokens: usize) -> (usize, usize) {
         let own = own_hashes(hashes);
         let admission = self.lock().admit_hashed(RequestId::Int(id), own, num_tokens).expect("admitted");
         (admission.gpu_hit_blocks, admission.cpu_hit_blocks)
     }
 
-    pub fn lookup_hashed(&self, hashes: &[kvtier::BlockHash]) -> (usize, usize) {
+    pub(crate) fn lookup_hashed(&self, hashes: &[kvtier::BlockHash]) -> (usize, usize) {
         self.lock().lookup_hashed(own_hashes(hashes))
     }
 
-    pub fn commit(&self, id: i64, num_tokens: usize) {
+    pub(crate) fn commit(&self, id: i64, num_tokens: usize) {
         self.lock().commit(&RequestId::Int(id), num_tokens).expect("committed");
     }
 
     /// Tickets of the loads and of the stores.
-    pub fn step(&self) -> [Option<u64>; 2] {
+    pub(crate) fn step(&self) -> [Option<u64>; 2] {
         let plan = self.lock().step();
         [plan.load_ticket, plan.store_ticket]
     }
 
-    pub fn complete(&self, ticket: u64) {
+    pub(crate) fn complete(&self, ticket: u64) {
         self.lock().complete(ticket, 0, &[]).expect("completed");
     }
 
-    pub fn release(&self, id: i64) {
+    pub(crate) fn release(&self, id: i64) {
         self.lock().release(&RequestId::Int(id)).expect("released");
     }
 }

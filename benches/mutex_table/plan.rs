@@ -7,23 +7,23 @@ use crate::mutex_table::error::{Error, Result};
 use crate::mutex_table::session::RequestRef;
 
 /// Most ranks that a ticket can wait for.
-pub const MAX_RANKS: usize = 64;
+pub(crate) const MAX_RANKS: usize = 64;
 
 /// The copies of one step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Copies Cpu to Gpu.
-    pub loads: Vec<(CpuBlockId, GpuBlockId)>,
+    pub(crate) loads: Vec<(CpuBlockId, GpuBlockId)>,
     /// Copies Gpu to Cpu.
-    pub stores: Vec<(GpuBlockId, CpuBlockId)>,
+    pub(crate) stores: Vec<(GpuBlockId, CpuBlockId)>,
     /// Ticket of the loads, if there are any.
-    pub load_ticket: Option<u64>,
+    pub(crate) load_ticket: Option<u64>,
     /// Ticket of the stores, if there are any.
-    pub store_ticket: Option<u64>,
+    pub(crate) store_ticket: Option<u64>,
     /// Blocks left in the store queue for the step's budget.
-    pub num_deferred_budget: usize,
+    pub(crate) num_deferred_budget: usize,
     /// Blocks left in the store queue for want of a Cpu slot.
-    pub num_deferred_no_cpu_slot: usize,
+    pub(crate) num_deferred_no_cpu_slot: usize,
 }
 
 /// One load under a ticket.

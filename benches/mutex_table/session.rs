@@ -8,7 +8,7 @@ use crate::mutex_table::error::{Error, Result};
 
 /// The caller's name of a request. A number and its decimal text are different names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum RequestId {
+pub(crate) enum RequestId {
     /// A number.
     Int(i64),
     /// A text.

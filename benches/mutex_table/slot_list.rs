@@ -64,5 +64,4 @@ impl SlotList {
         self.remove(slot);
         Some(slot)
     }
-
 }

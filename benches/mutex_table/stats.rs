@@ -4,7 +4,7 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Counters since construction.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
-        pub struct Counters {
+        pub(crate) struct Counters {
             $($(#[$doc])* pub $name: u64,)*
         }
     };

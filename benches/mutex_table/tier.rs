@@ -233,5 +233,4 @@ impl<T> Tier<T> {
         self.set(id.index(), State::Free, 0);
         self.free.put(id.index());
     }
-
 }

@@ -6,7 +6,6 @@ import array
 
 import pytest
 from kvtier import BlockTable
-
 from workload import BLOCK_SIZE, Hits, Misses, Spill
 
 pytest.importorskip("pytest_benchmark", reason="make bench installs pytest-benchmark")

@@ -8,10 +8,10 @@ use kvtier::{BlockHash, Config, RequestId, Session};
 use crate::mutex_table::MutexTable;
 
 /// Tokens of a block in every bench.
-pub const BLOCK_SIZE: usize = 16;
+pub(crate) const BLOCK_SIZE: usize = 16;
 
 /// The calls of a scheduler.
-pub trait Scheduler {
+pub(crate) trait Scheduler {
     /// Gpu hits and Cpu hits.
     fn admit(&mut self, id: i64, hashes: &[BlockHash], num_tokens: usize) -> (usize, usize);
     fn commit(&mut self, id: i64, num_tokens: usize);
@@ -66,12 +66,12 @@ impl Scheduler for &MutexTable {
     }
 }
 
-pub fn session(gpu_blocks: usize, cpu_blocks: usize) -> Session {
+pub(crate) fn session(gpu_blocks: usize, cpu_blocks: usize) -> Session {
     Session::new(&Config::new(gpu_blocks, cpu_blocks, BLOCK_SIZE)).expect("a table")
 }
 
 /// Well-mixed hashes of the blocks of document `number`, different for every document.
-pub fn document(number: u64, num_blocks: usize) -> Vec<BlockHash> {
+pub(crate) fn document(number: u64, num_blocks: usize) -> Vec<BlockHash> {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
     let mut next = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -84,7 +84,7 @@ pub fn document(number: u64, num_blocks: usize) -> Vec<BlockHash> {
 }
 
 /// A request is computed and stored: admit, commit, step, complete, release.
-pub fn miss(table: &mut impl Scheduler, id: i64, hashes: &[BlockHash]) {
+pub(crate) fn miss(table: &mut impl Scheduler, id: i64, hashes: &[BlockHash]) {
     let num_tokens = hashes.len() * BLOCK_SIZE;
     table.admit(id, hashes, num_tokens);
     table.commit(id, num_tokens);
@@ -92,28 +92,28 @@ pub fn miss(table: &mut impl Scheduler, id: i64, hashes: &[BlockHash]) {
     table.release(id);
 }
 
-pub fn step_and_complete(table: &mut impl Scheduler) {
+pub(crate) fn step_and_complete(table: &mut impl Scheduler) {
     for ticket in table.step().into_iter().flatten() {
         table.complete(ticket);
     }
 }
 
 /// Every full block of the request hits; one token is left to compute: admit, release.
-pub fn hit(table: &mut impl Scheduler, id: i64, hashes: &[BlockHash]) {
+pub(crate) fn hit(table: &mut impl Scheduler, id: i64, hashes: &[BlockHash]) {
     let found = table.admit(id, hashes, hashes.len() * BLOCK_SIZE + 1);
     debug_assert_eq!(found, (hashes.len(), 0));
     table.release(id);
 }
 
 /// The documents of a Gpu tier that is full of them, and a number that is in no use.
-pub struct Full {
-    pub documents: Vec<Vec<BlockHash>>,
+pub(crate) struct Full {
+    pub(crate) documents: Vec<Vec<BlockHash>>,
     next: u64,
 }
 
 impl Full {
     /// Fills the Gpu tier with documents of `num_blocks`, all but one block. With `hold`, each is held by a request.
-    pub fn fill(table: &mut impl Scheduler, gpu_blocks: usize, num_blocks: usize, hold: bool) -> Self {
+    pub(crate) fn fill(table: &mut impl Scheduler, gpu_blocks: usize, num_blocks: usize, hold: bool) -> Self {
         let mut documents: Vec<_> =
             (0..(gpu_blocks - 1) / num_blocks).map(|at| document(at as u64, num_blocks)).collect();
         let rest = (gpu_blocks - 1) % num_blocks;
@@ -136,35 +136,35 @@ impl Full {
     }
 
     /// The documents in turn.
-    pub fn next(&mut self) -> (i64, &[BlockHash]) {
+    pub(crate) fn next(&mut self) -> (i64, &[BlockHash]) {
         self.next += 1;
         (self.next as i64, &self.documents[self.next as usize % self.documents.len()])
     }
 }
 
 /// Documents of `num_blocks` through the Cpu tier: a Gpu tier that holds one of them, a Cpu tier that holds eight.
-pub struct Spill {
+pub(crate) struct Spill {
     num_blocks: usize,
     next: u64,
 }
 
 impl Spill {
-    pub const DOCUMENTS: usize = 8;
+    pub(crate) const DOCUMENTS: usize = 8;
 
-    pub fn gpu_blocks(num_blocks: usize) -> usize {
+    pub(crate) fn gpu_blocks(num_blocks: usize) -> usize {
         num_blocks + 1
     }
 
-    pub fn cpu_blocks(num_blocks: usize) -> usize {
+    pub(crate) fn cpu_blocks(num_blocks: usize) -> usize {
         num_blocks * Self::DOCUMENTS
     }
 
-    pub fn new(num_blocks: usize) -> Self {
+    pub(crate) fn new(num_blocks: usize) -> Self {
         Self { num_blocks, next: 0 }
     }
 
     /// A new document is computed and waits to be stored.
-    pub fn prepare(&mut self, table: &mut impl Scheduler) {
+    pub(crate) fn prepare(&mut self, table: &mut impl Scheduler) {
         self.next += 1;
         let (id, hashes) = (self.next as i64, document(self.next, self.num_blocks));
         let num_tokens = self.num_blocks * BLOCK_SIZE;
@@ -173,12 +173,12 @@ impl Spill {
     }
 
     /// The document that was prepared is done with.
-    pub fn finish(&mut self, table: &mut impl Scheduler) {
+    pub(crate) fn finish(&mut self, table: &mut impl Scheduler) {
         table.release(self.next as i64);
     }
 
     /// The time of a document's store: step, complete. The Cpu tier evicts.
-    pub fn store(&mut self, table: &mut impl Scheduler) -> Duration {
+    pub(crate) fn store(&mut self, table: &mut impl Scheduler) -> Duration {
         self.prepare(table);
         let start = Instant::now();
         step_and_complete(table);
@@ -188,7 +188,7 @@ impl Spill {
     }
 
     /// A document that only the Cpu tier has comes back; gives the time of admit, step, complete.
-    pub fn hit(&mut self, table: &mut impl Scheduler, turn: u64) -> Duration {
+    pub(crate) fn hit(&mut self, table: &mut impl Scheduler, turn: u64) -> Duration {
         let oldest = self.next + 1 - Self::DOCUMENTS as u64;
         // The youngest of the eight is the one that the Gpu tier has at first.
         let hashes = document(oldest + turn % (Self::DOCUMENTS as u64 - 1), self.num_blocks);

@@ -9,22 +9,22 @@ use crate::mutex_table::tier::State;
 
 /// What `admit` found and reserved.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Admission {
+pub(crate) struct Admission {
     /// Gpu block ids for all tokens, in order: hits, then loads, then fresh ones.
-    pub block_ids: Vec<GpuBlockId>,
+    pub(crate) block_ids: Vec<GpuBlockId>,
     /// Leading blocks that are in the Gpu tier.
-    pub gpu_hit_blocks: usize,
+    pub(crate) gpu_hit_blocks: usize,
     /// Blocks after those that the next step loads from the Cpu tier.
-    pub cpu_hit_blocks: usize,
+    pub(crate) cpu_hit_blocks: usize,
     /// Blocks after those, with nothing in them yet.
-    pub fresh_blocks: usize,
+    pub(crate) fresh_blocks: usize,
     /// Tokens of the hit blocks.
-    pub cached_tokens: usize,
+    pub(crate) cached_tokens: usize,
 }
 
 impl BlockTable {
     /// How many leading blocks are in the Gpu tier, and how many after those in the Cpu tier.
-    pub fn lookup_hashed(&self, hashes: &[BlockHash]) -> (usize, usize) {
+    pub(crate) fn lookup_hashed(&self, hashes: &[BlockHash]) -> (usize, usize) {
         let gpu_hits = hashes.iter().take_while(|hash| self.gpu.find_cached(hash).is_some()).count();
         let cpu_hits = hashes[gpu_hits..].iter().take_while(|hash| self.cpu.find_cached(hash).is_some()).count();
         (gpu_hits, cpu_hits)
@@ -37,7 +37,7 @@ impl BlockTable {
 
     /// Finds the longest usable prefix, holds it, and reserves Gpu blocks for all tokens; or changes nothing. Takes the
     /// hashes of the `num_tokens / block_size` full blocks.
-    pub fn admit_hashed(&mut self, id: RequestId, hashes: &[BlockHash], num_tokens: usize) -> Result<Admission> {
+    pub(crate) fn admit_hashed(&mut self, id: RequestId, hashes: &[BlockHash], num_tokens: usize) -> Result<Admission> {
         self.requests.check_new(&id)?;
         if num_tokens == 0 {
             return Err(Error::config("num_tokens", num_tokens, "at least one token"));

@@ -7,7 +7,7 @@ use crate::mutex_table::tier::State;
 
 impl BlockTable {
     /// Ends a finished request; its committed full blocks stay cached.
-    pub fn release(&mut self, id: &RequestId) -> Result<()> {
+    pub(crate) fn release(&mut self, id: &RequestId) -> Result<()> {
         self.end(id)?;
         self.counters.num_released += 1;
         Ok(())

@@ -14,10 +14,9 @@ use crate::mutex_table::stats::Counters;
 use crate::mutex_table::tier::Tier;
 use crate::mutex_table::{Cpu, Gpu};
 
-
 /// The block allocator of an engine, with a Gpu tier and a Cpu tier.
 #[derive(Debug)]
-pub struct BlockTable {
+pub(crate) struct BlockTable {
     gpu: Tier<Gpu>,
     cpu: Tier<Cpu>,
     block_size: usize,
@@ -34,7 +33,7 @@ pub struct BlockTable {
 
 impl BlockTable {
     /// Makes an empty table with one rank.
-    pub fn new(gpu_blocks: usize, cpu_blocks: usize, block_size: usize) -> Self {
+    pub(crate) fn new(gpu_blocks: usize, cpu_blocks: usize, block_size: usize) -> Self {
         Self {
             gpu: Tier::new(gpu_blocks),
             cpu: Tier::new(cpu_blocks),
@@ -50,7 +49,7 @@ impl BlockTable {
     }
 
     /// Says that the KV of the request's first `num_tokens` tokens is written.
-    pub fn commit(&mut self, id: &RequestId, num_tokens: usize) -> Result<()> {
+    pub(crate) fn commit(&mut self, id: &RequestId, num_tokens: usize) -> Result<()> {
         let request = self.requests.get_mut(id)?;
         if num_tokens > request.num_tokens {
             let limit = format!("at most the request's {} tokens", request.num_tokens);

@@ -12,7 +12,7 @@ use crate::mutex_table::tier::State;
 
 impl BlockTable {
     /// Plans the copies that are due now: all loads, then stores within the budget.
-    pub fn step(&mut self) -> Plan {
+    pub(crate) fn step(&mut self) -> Plan {
         let mut plan = Plan::default();
         self.plan_loads(&mut plan);
         self.plan_stores(&mut plan);
@@ -83,9 +83,10 @@ impl BlockTable {
 
     /// Takes a rank's acknowledgement of a ticket; `failed` are the indices of the pairs that did not copy there.
     /// True if it was the last rank's.
-    pub fn complete(&mut self, ticket: u64, rank: u32, failed: &[usize]) -> Result<bool> {
+    pub(crate) fn complete(&mut self, ticket: u64, rank: u32, failed: &[usize]) -> Result<bool> {
         let acknowledged = self.tickets.acknowledge(ticket, rank, failed).inspect_err(|error| {
-            self.counters.num_stale_completions += u64::from(matches!(error, crate::mutex_table::error::Error::StaleTicket { .. }));
+            self.counters.num_stale_completions +=
+                u64::from(matches!(error, crate::mutex_table::error::Error::StaleTicket { .. }));
         })?;
         let Some(ticket) = acknowledged else { return Ok(false) };
         match ticket.copies {
