@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust loom stress asan test-python fuzz mutants fmt lock clean
+.PHONY: help demo test build wheel lint test-rust loom stress asan test-python instructions fuzz mutants bench bench-rivals fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -37,7 +37,7 @@ demo: ## set up .venv, build and install the wheel, run `kvtier demo` (options: 
 	@scripts/setup.sh --wheel run demo
 	.venv/bin/kvtier demo $(ARGS)
 
-test: lint test-rust loom test-python ## set up .venv, build and install the wheel, run every check and every test
+test: lint test-rust loom test-python instructions ## set up .venv, build and install the wheel, run every check and every test
 
 build: ## build the wheel in release mode and install it in .venv, without the demo's packages
 	@scripts/setup.sh --wheel run
@@ -88,6 +88,19 @@ fuzz: ## fuzz the table for FUZZ_SECONDS (3600); needs cargo-fuzz and a nightly 
 mutants: ## put faults into a copy of the table, one at a time, and show that the Rust tests fail for each
 	python3 scripts/mutate.py $(ARGS)
 
+instructions: ## count the instructions of fixed work by callgrind and compare with benches/instructions.json (ARGS=--update)
+	@scripts/prerequisites.sh >/dev/null
+	python3 scripts/instructions.py $(ARGS)
+
+bench: ## run all benches of the table; writes benches/results/<date>.json and docs/benchmarks.md (with rivals, after bench-rivals)
+	@scripts/setup.sh --wheel run bench
+	cargo bench --locked --bench table
+	$(PY) -m pytest -q -p no:cacheprovider benches/python/test_bench_table.py
+	$(PY) benches/python/bench_side_by_side.py --write
+
+bench-rivals: ## install the systems that `make bench` compares with in .venv-bench (about 3 GB on top of torch)
+	scripts/bench_rivals.sh
+
 fmt: ## format the Rust and the Python code
 	@scripts/setup.sh test
 	cargo fmt
@@ -104,7 +117,8 @@ lock: ## resolve requirements/*.lock again, after a change of pyproject.toml or 
 	$(RESOLVE) pyproject.toml --extra demo -c requirements/demo.in -o requirements/demo.lock
 	$(RESOLVE) pyproject.toml -c requirements/demo.lock -o requirements/run.lock
 	$(RESOLVE) requirements/test.in -c requirements/demo.lock -o requirements/test.lock
+	$(RESOLVE) requirements/bench.in -c requirements/test.lock -o requirements/bench.lock
 
 clean: ## remove .venv and everything that was built
-	rm -rf .venv dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-bench dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

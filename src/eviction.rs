@@ -52,7 +52,7 @@ impl<'a> EvictionOrder<'a> {
         Self { header, slots }
     }
 
-    /// Starts up to `n` releases.
+    /// Starts up to `n` releases, refreshes and publications.
     pub(crate) fn releases(self, n: usize) -> Releases<'a> {
         // Relaxed: stamps only have to differ and to grow; the slots' words order everything else.
         let next_stamp = self.header.clock.fetch_add(n as u64, Relaxed) + 1;
@@ -104,6 +104,29 @@ impl Releases<'_> {
             }
         }
         new
+    }
+
+    /// Makes an in-flight slot a hit with the holds that it has: without one it is idle, younger than all before.
+    pub(crate) fn publish_copied(&mut self, slot: usize) {
+        let place = &self.order.slots[slot];
+        let stamp = self.take_stamp();
+        let result = place.update(|word| {
+            debug_assert_eq!(word.state(), State::InFlight);
+            let cached = word.with_state(State::Cached);
+            if cached.num_holds() > 0 {
+                return Some(cached);
+            }
+            place.set_stamp(stamp);
+            Some(cached.with_inbox())
+        });
+        if let Ok((old, new)) = result {
+            if new.is_idle() {
+                self.num_idle += 1;
+                if !old.is_in_inbox() {
+                    self.chain(slot);
+                }
+            }
+        }
     }
 
     fn take_stamp(&mut self) -> u64 {
@@ -195,11 +218,13 @@ impl Evictor<'_> {
         while let Some(slot) = slot_at(next) {
             next = slots[slot].inbox_next.swap(reversed, Relaxed);
             reversed = link(slot);
+            // All leave their old places before the first gets its new one: at their old places, with their new stamps,
+            // every insertion would have to walk past those that are still to come.
+            self.unlink(slot);
         }
         while let Some(slot) = slot_at(reversed) {
             // Relaxed: the chain is ours until the slot leaves the inbox, so its link is read first.
             reversed = slots[slot].inbox_next.load(Relaxed);
-            self.unlink(slot);
             if slots[slot].leave_inbox().is_idle() {
                 self.insert(slot);
             }
@@ -290,13 +315,14 @@ mod tests {
         let [x, y, z] = [0, 1, 2].map(BlockId::new);
         for (n, id) in (0..).zip([x, y, z]) {
             assert!(tier.publish(id, &BlockHash([n; 32])));
+            tier.count_published(1);
         }
         // Two slow calls, which took their stamps before the fast ones.
         let (mut slowest, mut slow) = (tier.releases(1), tier.releases(1));
         tier.releases(1).unhold(z);
         tier.releases(1).unhold(y);
         tier.audit_order("test").unwrap();
-        assert!(tier.hold(&tier.find_cached(&BlockHash([1; 32])).unwrap()));
+        assert!(tier.holds().hold(&tier.find_cached(&BlockHash([1; 32])).unwrap()));
         slowest.unhold(y);
         slow.unhold(x);
         drop(slow);

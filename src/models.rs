@@ -33,6 +33,7 @@ fn cached(tier: &Tier<Cpu>, n: u8) -> BlockId<Cpu> {
     assert_eq!(tier.allocate(1, &mut slots, |_, _| ()), 1);
     let id = BlockId::new(slots[0] as usize);
     assert!(tier.publish(id, &hash(n)));
+    tier.count_published(1);
     id
 }
 
@@ -74,7 +75,7 @@ fn a_hold_and_an_eviction_exclude_each_other() {
                 tier.allocate(1, &mut slots, |_, hit| assert_eq!(hit, hash(1))) == 1
             })
         };
-        let held = tier.find_cached(&hash(1)).is_some_and(|hit| tier.hold(&hit));
+        let held = tier.find_cached(&hash(1)).is_some_and(|hit| tier.holds().hold(&hit));
         let evicted = evictor.join().unwrap();
         assert!(held != evicted, "held {held}, evicted {evicted}");
         assert_eq!(tier.word(id).num_holds(), 1);
@@ -93,12 +94,13 @@ fn a_hit_on_a_slot_that_changes_owner_holds_the_right_hash() {
                 let mut slots = Vec::new();
                 if tier.allocate(1, &mut slots, |_, _| ()) == 1 {
                     assert!(tier.publish(BlockId::new(0), &hash(2)));
+                    tier.count_published(1);
                 }
             })
         };
         for n in [2, 1] {
             if let Some(hit) = tier.find_cached(&hash(n)) {
-                if tier.hold(&hit) {
+                if tier.holds().hold(&hit) {
                     assert_eq!(tier.hash(hit.id), hash(n));
                     assert_eq!(tier.word(hit.id).state(), State::Cached);
                 }
@@ -153,6 +155,7 @@ fn an_abort_and_a_completion_leave_the_slot_to_one_of_them() {
             let id = BlockId::new(0);
             tier.set_hash(id, &hash(1));
             tier.expect_copy(id, 1);
+            tier.count_expected(1);
             if published {
                 assert_eq!(tier.enter(id, &hash(1)), Inserted::Yes);
             }
@@ -160,8 +163,7 @@ fn an_abort_and_a_completion_leave_the_slot_to_one_of_them() {
                 let tier = tier.clone();
                 thread::spawn(move || {
                     if published {
-                        tier.publish_copied(id);
-                        tier.releases(1).unhold(id);
+                        tier.releases(1).publish_copied(id);
                     } else {
                         tier.end_copy(id);
                     }
@@ -214,6 +216,7 @@ fn a_refresh_does_not_touch_the_stamp_of_the_next_owner() {
             // Another slot takes a stamp between the refresher's and the next owner's.
             tier.releases(1).refresh(b);
             assert!(tier.publish(id, &hash(3)));
+            tier.count_published(1);
             tier.releases(1).unhold(id);
             // Brings it into the order, under the stamp that it has now. The audit itself is exact only at rest.
             let _ = tier.audit_order("model");
