@@ -2,11 +2,16 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust test-python test-vllm fmt lock clean
+.PHONY: help demo test build wheel lint test-rust loom stress asan test-python test-vllm instructions fuzz mutants bench bench-rivals fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
 LOCK_ARGS ?=
+FUZZ_SECONDS ?= 3600
+FUZZ_TOOLCHAIN ?= nightly-x86_64-unknown-linux-gnu
+# Without a sanitizer and without giving memory back after each run the fuzzer is six times as fast; afterwards all that
+# it has found is run once more under the address sanitizer.
+FUZZ_OPTIONS := -max_len=2048 -len_control=20 -timeout=20 -print_final_stats=1
 
 # Tests and demo run against the installed wheel, never against the source tree or a user's own packages.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP
@@ -32,7 +37,7 @@ demo: ## set up .venv, build and install the wheel, run `kvtier demo` (options: 
 	@scripts/setup.sh --wheel run demo
 	.venv/bin/kvtier demo $(ARGS)
 
-test: lint test-rust test-python ## set up .venv, build and install the wheel, run every check and every test
+test: lint test-rust loom test-python instructions ## set up .venv, build and install the wheel, run every check and every test
 
 build: ## build the wheel in release mode and install it in .venv, without the demo's packages
 	@scripts/setup.sh --wheel run
@@ -48,11 +53,26 @@ lint: ## check formatting, lints, types and the type stub of the core
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+	$(PY) scripts/check_notes.py
 	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml kvtier._core
 
 test-rust: ## run the Rust tests
 	@scripts/prerequisites.sh >/dev/null
-	cargo test --locked
+	KVTIER_STRESS_SECONDS=30 cargo test --locked
+
+loom: ## run the loom models of the table's protocols (about a minute with the build; LOOM_MAX_PREEMPTIONS=3: deeper)
+	@scripts/prerequisites.sh >/dev/null
+	RUSTFLAGS="--cfg kvtier_loom" CARGO_TARGET_DIR=target/loom CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
+	  CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	  timeout 600 cargo test --locked --release --lib models
+
+stress: ## ten minutes of real threads on a small table
+	@scripts/prerequisites.sh >/dev/null
+	KVTIER_STRESS_SECONDS=600 cargo test --locked --test stress -- --nocapture
+
+asan: ## run the Rust tests under the address sanitizer (needs a nightly toolchain: NIGHTLY=name)
+	RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/asan \
+	  cargo +$(or $(NIGHTLY),nightly) test --locked --target x86_64-unknown-linux-gnu --lib --test model --test stress
 
 test-python: ## run the Python tests against the installed wheel (options: ARGS="-k admit")
 	@scripts/setup.sh --wheel run demo test
@@ -63,6 +83,28 @@ test-vllm: ## set up .venv-vllm (vLLM for CPU; some 7 GB), install the wheel the
 	@scripts/setup.sh --wheel run
 	@scripts/setup-vllm.sh
 	.venv-vllm/bin/python -m pytest tests/vllm -p no:cacheprovider $(ARGS)
+
+fuzz: ## fuzz the table for FUZZ_SECONDS (3600); needs cargo-fuzz and a nightly toolchain, keeps its corpus in fuzz/corpus
+	@mkdir -p fuzz/corpus/model
+	MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=1000000000 \
+	  cargo +$(FUZZ_TOOLCHAIN) fuzz run --sanitizer none model -- -max_total_time=$(FUZZ_SECONDS) $(FUZZ_OPTIONS)
+	cargo +$(FUZZ_TOOLCHAIN) fuzz run model -- -runs=0 $(FUZZ_OPTIONS)
+
+mutants: ## put faults into a copy of the table, one at a time, and show that the Rust tests fail for each
+	python3 scripts/mutate.py $(ARGS)
+
+instructions: ## count the instructions of fixed work by callgrind and compare with benches/instructions.json (ARGS=--update)
+	@scripts/prerequisites.sh >/dev/null
+	python3 scripts/instructions.py $(ARGS)
+
+bench: ## run all benches of the table; writes benches/results/<date>.json and docs/benchmarks.md (with rivals, after bench-rivals)
+	@scripts/setup.sh --wheel run bench
+	cargo bench --locked --bench table
+	$(PY) -m pytest -q -p no:cacheprovider benches/python/test_bench_table.py
+	$(PY) benches/python/bench_side_by_side.py --write
+
+bench-rivals: ## install the systems that `make bench` compares with in .venv-bench (about 3 GB on top of torch)
+	scripts/bench_rivals.sh
 
 fmt: ## format the Rust and the Python code
 	@scripts/setup.sh test
@@ -80,7 +122,8 @@ lock: ## resolve requirements/*.lock again, after a change of pyproject.toml or 
 	$(RESOLVE) pyproject.toml --extra demo -c requirements/demo.in -o requirements/demo.lock
 	$(RESOLVE) pyproject.toml -c requirements/demo.lock -o requirements/run.lock
 	$(RESOLVE) requirements/test.in -c requirements/demo.lock -o requirements/test.lock
+	$(RESOLVE) requirements/bench.in -c requirements/test.lock -o requirements/bench.lock
 
 clean: ## remove .venv and everything that was built
-	rm -rf .venv .venv-vllm dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-bench .venv-vllm dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

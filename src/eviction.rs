@@ -52,7 +52,7 @@ impl<'a> EvictionOrder<'a> {
         Self { header, slots }
     }
 
-    /// Starts up to `n` releases and refreshes.
+    /// Starts up to `n` releases, refreshes and publications.
     pub(crate) fn releases(self, n: usize) -> Releases<'a> {
         // Relaxed: stamps only have to differ and to grow; the slots' words order everything else.
         let next_stamp = self.header.clock.fetch_add(n as u64, Relaxed) + 1;
@@ -106,18 +106,26 @@ impl Releases<'_> {
         new
     }
 
-    /// Makes a slot that is idle the youngest; any other stays as it is.
-    pub(crate) fn refresh(&mut self, slot: usize) {
+    /// Makes an in-flight slot a hit with the holds that it has: without one it is idle, younger than all before.
+    pub(crate) fn publish_copied(&mut self, slot: usize) {
         let place = &self.order.slots[slot];
         let stamp = self.take_stamp();
         let result = place.update(|word| {
-            word.is_idle().then(|| {
-                place.set_stamp(stamp);
-                word.with_inbox()
-            })
+            debug_assert_eq!(word.state(), State::InFlight);
+            let cached = word.with_state(State::Cached);
+            if cached.num_holds() > 0 {
+                return Some(cached);
+            }
+            place.set_stamp(stamp);
+            Some(cached.with_inbox())
         });
-        if result.is_ok_and(|(old, _)| !old.is_in_inbox()) {
-            self.chain(slot);
+        if let Ok((old, new)) = result {
+            if new.is_idle() {
+                self.num_idle += 1;
+                if !old.is_in_inbox() {
+                    self.chain(slot);
+                }
+            }
         }
     }
 
@@ -174,6 +182,7 @@ impl Evictor<'_> {
     pub(crate) fn evict(&self) -> Option<usize> {
         self.empty_inbox();
         loop {
+            // Relaxed: ordered by the token.
             let Some(slot) = slot_at(self.oldest().load(Relaxed)) else {
                 // Slots may have come in since.
                 if self.empty_inbox() {
@@ -209,11 +218,13 @@ impl Evictor<'_> {
         while let Some(slot) = slot_at(next) {
             next = slots[slot].inbox_next.swap(reversed, Relaxed);
             reversed = link(slot);
+            // All leave their old places before the first gets its new one: at their old places, with their new stamps,
+            // every insertion would have to walk past those that are still to come.
+            self.unlink(slot);
         }
         while let Some(slot) = slot_at(reversed) {
             // Relaxed: the chain is ours until the slot leaves the inbox, so its link is read first.
             reversed = slots[slot].inbox_next.load(Relaxed);
-            self.unlink(slot);
             if slots[slot].leave_inbox().is_idle() {
                 self.insert(slot);
             }
@@ -236,12 +247,26 @@ impl Evictor<'_> {
     fn insert(&self, slot: usize) {
         let slots = self.order.slots;
         let stamp = slots[slot].stamp();
+        // Relaxed: ordered by the token.
         let mut older = self.youngest().load(Relaxed).max(END);
         let mut younger = END;
-        while let Some(at) = slot_at(older).filter(|&at| slots[at].stamp() > stamp) {
-            younger = older;
-            older = slots[at].older.load(Relaxed);
+        while let Some(at) = slot_at(older) {
+            // The stamp before the word: a stamp written since the slot got its place is seen with the hold it was
+            // written under, or with what came after.
+            let its_stamp = slots[at].stamp();
+            let word = slots[at].word();
+            let next = slots[at].older.load(Relaxed);
+            if !word.is_idle() || word.is_in_inbox() {
+                // Its stamp is no longer that of its place. It comes back through the inbox.
+                self.unlink(at);
+            } else if its_stamp > stamp {
+                younger = older;
+            } else {
+                break;
+            }
+            older = next;
         }
+        // Relaxed: ordered by the token.
         slots[slot].older.store(older, Relaxed);
         slots[slot].younger.store(younger, Relaxed);
         slot_at(older).map_or(self.oldest(), |at| &slots[at].younger).store(link(slot), Relaxed);
@@ -250,6 +275,7 @@ impl Evictor<'_> {
 
     fn unlink(&self, slot: usize) {
         let slots = self.order.slots;
+        // Relaxed: ordered by the token.
         let (older, younger) = (slots[slot].older.load(Relaxed), slots[slot].younger.load(Relaxed));
         if older == ABSENT {
             return;
@@ -263,6 +289,7 @@ impl Evictor<'_> {
     /// Slots in the order, old to young, those included that were held since.
     pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.empty_inbox();
+        // Relaxed: ordered by the token.
         let first = slot_at(self.oldest().load(Relaxed));
         std::iter::successors(first, |&slot| slot_at(self.order.slots[slot].younger.load(Relaxed)))
     }
@@ -272,5 +299,39 @@ impl Drop for Evictor<'_> {
     fn drop(&mut self) {
         // Release: what we did to the list is visible to the next holder.
         self.order.header.order.token.store(0, Release);
+    }
+}
+
+#[cfg(all(test, not(kvtier_loom)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::block::{BlockHash, BlockId, Cpu};
+    use crate::tier::Tier;
+
+    #[test]
+    fn a_slot_released_under_an_older_stamp_does_not_mislead_insertions() {
+        let tier: Tier<Cpu> = Tier::new(3, "cpu_blocks").unwrap();
+        tier.allocate(3, &mut Vec::new(), |_, _| ());
+        let [x, y, z] = [0, 1, 2].map(BlockId::new);
+        for (n, id) in (0..).zip([x, y, z]) {
+            assert!(tier.publish(id, &BlockHash([n; 32])));
+            tier.count_published(1);
+        }
+        // Two slow calls, which took their stamps before the fast ones.
+        let (mut slowest, mut slow) = (tier.releases(1), tier.releases(1));
+        tier.releases(1).unhold(z);
+        tier.releases(1).unhold(y);
+        tier.audit_order("test").unwrap();
+        assert!(tier.holds().hold(&tier.find_cached(&BlockHash([1; 32])).unwrap()));
+        slowest.unhold(y);
+        slow.unhold(x);
+        drop(slow);
+        // Brings `x` into the order while `y` is on its way to a new place.
+        let _ = tier.audit_order("test");
+        drop(slowest);
+        tier.audit_order("test").unwrap();
+        let mut evicted = Vec::new();
+        tier.allocate(3, &mut Vec::new(), |id, _| evicted.push(id));
+        assert_eq!(evicted, [y, x, z], "by stamp");
     }
 }

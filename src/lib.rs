@@ -13,6 +13,9 @@ mod free_bitmap;
 pub mod hash;
 pub mod host;
 mod index;
+#[cfg(all(test, kvtier_loom))]
+#[allow(clippy::unwrap_used)]
+mod models;
 pub mod plan;
 #[cfg(feature = "python")]
 mod python;

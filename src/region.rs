@@ -3,7 +3,9 @@
 //! All-zero memory is an empty tier, so a region costs nothing until it is used. Only this file turns offsets into
 //! references. Under loom, whose atomics are not plain memory, the same arrays are ordinary boxes.
 
-use crate::error::{Error, Result};
+#[cfg(not(kvtier_loom))]
+use crate::error::Error;
+use crate::error::Result;
 use crate::index::Bucket;
 use crate::slot::Slot;
 use crate::sync::{AtomicI64, AtomicU32, AtomicU64};

@@ -1,7 +1,7 @@
 //! One slot of a tier: a cache line with its state word, its hash, and its place in the eviction order.
 
 use crate::block::BlockHash;
-use crate::sync::{AcqRel, Acquire, AtomicU32, AtomicU64, Relaxed};
+use crate::sync::{AcqRel, Acquire, AtomicU32, AtomicU64, Relaxed, Release};
 
 /// What a slot is at the moment; exactly one of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,13 +121,13 @@ impl Slot {
     }
 
     pub(crate) fn stamp(&self) -> u64 {
-        // Relaxed: ordered by the word, see `leave_inbox`.
-        self.stamp.load(Relaxed)
+        // Acquire: who then reads the word sees the hold that the stamp was written under, or what came after.
+        self.stamp.load(Acquire)
     }
 
     pub(crate) fn set_stamp(&self, stamp: u64) {
-        // Relaxed: published by the change of the word that follows.
-        self.stamp.store(stamp, Relaxed);
+        // Release: see `stamp`.
+        self.stamp.store(stamp, Release);
     }
 
     pub(crate) fn hash(&self) -> BlockHash {

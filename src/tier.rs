@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 
 use crate::block::{BlockHash, BlockId};
 use crate::error::{Error, Result};
-use crate::eviction::{EvictionOrder, Evictor, Releases};
+use crate::eviction::{EvictionOrder, Releases};
 use crate::free_bitmap::FreeBitmap;
-use crate::index::{Index, Inserted};
+use crate::index::{prefetch, Index, Inserted, Place};
 use crate::region::Region;
 use crate::slot::{Slot, State, Word};
 use crate::sync::{at_least_zero, Acquire, AtomicI64, Relaxed};
@@ -117,37 +117,79 @@ impl<T> Tier<T> {
 
     /// Looks `hashes` up one after another, asking memory for what comes next ahead of time, until `found` says stop.
     pub(crate) fn find_each(&self, hashes: &[BlockHash], mut found: impl FnMut(Option<Hit<T>>) -> bool) {
-        const AHEAD: usize = 6;
+        // First the buckets are asked for, then, when they are here, the slot that one of their entries names.
+        const BUCKETS_AHEAD: usize = 16;
+        const SLOT_AHEAD: usize = 8;
         let index = self.index();
-        for hash in hashes.iter().take(AHEAD) {
-            index.prefetch(hash);
+        let mut places = [Place::default(); BUCKETS_AHEAD];
+        for (at, hash) in hashes.iter().enumerate().take(BUCKETS_AHEAD) {
+            places[at] = index.place(hash);
+            index.prefetch(places[at]);
+        }
+        // Slots that have probably the hash of the same number.
+        let mut slots = [None; SLOT_AHEAD];
+        let probable = |place| {
+            let slot = index.find_at(place, Some);
+            if let Some(slot) = slot {
+                self.prefetch(slot);
+            }
+            slot
+        };
+        for at in 0..SLOT_AHEAD.min(hashes.len()) {
+            slots[at] = probable(places[at]);
         }
         for (at, hash) in hashes.iter().enumerate() {
-            if let Some(next) = hashes.get(at + AHEAD) {
-                index.prefetch(next);
+            let place = places[at % BUCKETS_AHEAD];
+            let slot = slots[at % SLOT_AHEAD];
+            if let Some(next) = hashes.get(at + BUCKETS_AHEAD) {
+                places[at % BUCKETS_AHEAD] = index.place(next);
+                index.prefetch(places[at % BUCKETS_AHEAD]);
             }
-            if !found(self.find_cached(hash)) {
+            if at + SLOT_AHEAD < hashes.len() {
+                slots[at % SLOT_AHEAD] = probable(places[(at + SLOT_AHEAD) % BUCKETS_AHEAD]);
+            }
+            // No entry with the tag: a miss. Another hash with the same tag: all entries are looked at.
+            let hit = slot
+                .and_then(|slot| self.hit(slot, hash).or_else(|| index.find_at(place, |slot| self.hit(slot, hash))));
+            if !found(hit) {
                 return;
             }
         }
     }
 
+    /// Asks the processor for a slot that will be looked at soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, slot: usize) {
+        prefetch(&self.region.slots()[slot]);
+    }
+
+    /// Asks the processor for the buckets of a hash that will be looked up soon.
+    #[inline]
+    pub(crate) fn prefetch_buckets(&self, hash: &BlockHash) {
+        let index = self.index();
+        index.prefetch(index.place(hash));
+    }
+
     /// The slot that is a hit for a hash.
     #[inline]
     pub(crate) fn find_cached(&self, hash: &BlockHash) -> Option<Hit<T>> {
-        self.index().find(hash, |at| {
-            let slot = &self.region.slots()[at];
-            let before = slot.word();
-            if before.state() != State::Cached || !slot.has_hash(hash) {
-                return None;
-            }
-            // A slot that was published before and after, in one generation, had this hash throughout.
-            let after = slot.word();
-            (after.state() == State::Cached && after.generation() == before.generation()).then(|| Hit {
-                id: BlockId::new(at),
-                generation: after.generation(),
-                is_idle: after.num_holds() == 0,
-            })
+        self.index().find(hash, |slot| self.hit(slot, hash))
+    }
+
+    /// The slot, if it is a hit for the hash.
+    #[inline]
+    fn hit(&self, at: usize, hash: &BlockHash) -> Option<Hit<T>> {
+        let slot = &self.region.slots()[at];
+        let before = slot.word();
+        if before.state() != State::Cached || !slot.has_hash(hash) {
+            return None;
+        }
+        // A slot that was published before and after, in one generation, had this hash throughout.
+        let after = slot.word();
+        (after.state() == State::Cached && after.generation() == before.generation()).then(|| Hit {
+            id: BlockId::new(at),
+            generation: after.generation(),
+            is_idle: after.num_holds() == 0,
         })
     }
 
@@ -160,32 +202,14 @@ impl<T> Tier<T> {
         self.index().find(hash, has).is_some()
     }
 
-    /// Takes a hold on a hit; false if it has ceased to be one.
-    pub(crate) fn hold(&self, hit: &Hit<T>) -> bool {
-        self.hold_if(hit.id, |word| word.generation() == hit.generation)
-    }
-
-    /// Takes a hold on a slot that the caller knows to be cached, since nobody else evicts from this tier.
-    pub(crate) fn hold_cached(&self, id: BlockId<T>) {
-        let held = self.hold_if(id, |_| true);
-        debug_assert!(held, "slot {id:?} is not cached");
-    }
-
-    fn hold_if(&self, id: BlockId<T>, may: impl Fn(Word) -> bool) -> bool {
-        let result = self
-            .slot(id)
-            .update(|word| (word.state() == State::Cached && may(word)).then(|| word.with_holds(word.num_holds() + 1)));
-        if let Ok((old, _)) = result {
-            if old.num_holds() == 0 {
-                Self::count(&self.region.header().gauges.idle, -1);
-            }
-        }
-        result.is_ok()
+    /// Starts to take holds.
+    pub(crate) fn holds(&self) -> TierHolds<'_, T> {
+        TierHolds { tier: self, num_idle: 0 }
     }
 
     /// Starts up to `n` releases and refreshes.
     pub(crate) fn releases(&self, n: usize) -> TierReleases<'_, T> {
-        TierReleases { tier: self, releases: self.order().releases(n) }
+        TierReleases { tier: self, releases: self.order().releases(n), num_published: 0 }
     }
 
     /// Appends up to `n` slots, claimed: the lowest free ones, then evicted ones, all in ascending order. Each evicted
@@ -195,7 +219,7 @@ impl<T> Tier<T> {
         &self,
         n: usize,
         slots: &mut Vec<u32>,
-        mut on_evict: impl FnMut(BlockId<T>, BlockHash),
+        on_evict: impl FnMut(BlockId<T>, BlockHash),
     ) -> usize {
         let start = slots.len();
         self.free_bitmap().take_lowest(n, slots);
@@ -206,21 +230,26 @@ impl<T> Tier<T> {
         let num_free = slots.len() - start;
         if num_free < n {
             if let Some(evictor) = self.order().try_take() {
-                let evicted = std::iter::from_fn(|| self.evict(&evictor, &mut on_evict));
-                slots.extend(evicted.take(n - num_free));
+                slots.extend(std::iter::from_fn(|| evictor.evict()).take(n - num_free).map(|slot| slot as u32));
             }
+            self.remove_evicted(&slots[start + num_free..], on_evict);
             Self::count(&self.region.header().gauges.cached, num_free as i64 + start as i64 - slots.len() as i64);
             slots[start..].sort_unstable();
         }
         slots.len() - start
     }
 
-    fn evict(&self, evictor: &Evictor<'_>, on_evict: &mut impl FnMut(BlockId<T>, BlockHash)) -> Option<u32> {
-        let slot = evictor.evict()?;
-        let hash = self.region.slots()[slot].hash();
-        self.index().remove(&hash, slot);
-        on_evict(BlockId::new(slot), hash);
-        Some(slot as u32)
+    fn remove_evicted(&self, evicted: &[u32], mut on_evict: impl FnMut(BlockId<T>, BlockHash)) {
+        const AHEAD: usize = 8;
+        let hash_of = |slot: u32| self.region.slots()[slot as usize].hash();
+        for (at, &slot) in evicted.iter().enumerate() {
+            if let Some(&next) = evicted.get(at + AHEAD) {
+                self.prefetch_buckets(&hash_of(next));
+            }
+            let hash = hash_of(slot);
+            self.index().remove(&hash, slot as usize);
+            on_evict(BlockId::new(slot as usize), hash);
+        }
     }
 
     /// Enters a slot that the caller owns into the index under the hash that it was given.
@@ -233,7 +262,7 @@ impl<T> Tier<T> {
     }
 
     /// Makes a claimed slot a hit under `hash`, its hold staying; false, and nothing changed, if the index has the hash
-    /// or no room.
+    /// or no room. The caller counts what is published, see `count_published`.
     pub(crate) fn publish(&self, id: BlockId<T>, hash: &BlockHash) -> bool {
         self.set_hash(id, hash);
         if self.enter(id, hash) != Inserted::Yes {
@@ -242,26 +271,24 @@ impl<T> Tier<T> {
         let result =
             self.slot(id).update(|word| (word.state() == State::Claimed).then(|| word.with_state(State::Cached)));
         debug_assert!(result.is_ok(), "publishing {id:?}: {result:?}");
-        Self::count(&self.region.header().gauges.cached, 1);
         true
     }
 
-    /// Makes a claimed slot the destination of a copy; `num_holds` is one if a request waits for it, else zero.
+    /// Counts claimed slots that were published.
+    pub(crate) fn count_published(&self, num_published: usize) {
+        Self::count(&self.region.header().gauges.cached, num_published as i64);
+    }
+
+    /// Makes a claimed slot the destination of a copy; `num_holds` is one if a request waits for it, else zero. The
+    /// caller counts the slots, see `count_expected`, before anybody can end a copy.
     pub(crate) fn expect_copy(&self, id: BlockId<T>, num_holds: u32) {
         let wait = |word: Word| Some(word.with_state(State::InFlight).with_holds(num_holds));
         let _ = self.slot(id).update(wait);
-        Self::count(&self.region.header().gauges.in_flight, 1);
     }
 
-    /// Makes an in-flight slot whose hash is in the index a hit, with one hold more, which is the caller's to release.
-    pub(crate) fn publish_copied(&self, id: BlockId<T>) {
-        let publish = |word: Word| {
-            debug_assert_eq!(word.state(), State::InFlight);
-            Some(word.with_state(State::Cached).with_holds(word.num_holds() + 1))
-        };
-        let _ = self.slot(id).update(publish);
-        Self::count(&self.region.header().gauges.in_flight, -1);
-        Self::count(&self.region.header().gauges.cached, 1);
+    /// Counts slots that became destinations of copies.
+    pub(crate) fn count_expected(&self, num_expected: usize) {
+        Self::count(&self.region.header().gauges.in_flight, num_expected as i64);
     }
 
     /// Ends the copy to an in-flight slot without publishing: the slot is claimed by the request that waits for it, or
@@ -369,7 +396,7 @@ impl<T> Tier<T> {
     }
 
     /// The slots of the eviction order, which must be a list by stamp of slots that are there once.
-    fn audit_order(&self, name: &str) -> Result<std::collections::HashSet<usize>> {
+    pub(crate) fn audit_order(&self, name: &str) -> Result<std::collections::HashSet<usize>> {
         let broken = |what: String| Error::Invariant(format!("{name}: {what}"));
         let evictor = self.order().try_take().ok_or_else(|| broken("another thread is evicting".to_owned()))?;
         let mut seen = std::collections::HashSet::new();
@@ -390,10 +417,53 @@ impl<T> Tier<T> {
     }
 }
 
+/// Holds of one call on a tier. They are taken at once and counted together: until then others may count on idle slots
+/// that have gone, and then find fewer than they counted on, which an allocation in a shared tier allows for.
+pub(crate) struct TierHolds<'a, T> {
+    tier: &'a Tier<T>,
+    /// Slots that were idle before.
+    num_idle: i64,
+}
+
+impl<T> TierHolds<'_, T> {
+    /// Takes a hold on a hit; false if it has ceased to be one.
+    #[inline]
+    pub(crate) fn hold(&mut self, hit: &Hit<T>) -> bool {
+        self.hold_if(hit.id, |word| word.generation() == hit.generation)
+    }
+
+    /// Takes a hold on a slot that the caller knows to be cached, since nobody else evicts from this tier.
+    #[inline]
+    pub(crate) fn hold_cached(&mut self, id: BlockId<T>) {
+        let held = self.hold_if(id, |_| true);
+        debug_assert!(held, "slot {id:?} is not cached");
+    }
+
+    #[inline]
+    fn hold_if(&mut self, id: BlockId<T>, may: impl Fn(Word) -> bool) -> bool {
+        let result = self
+            .tier
+            .slot(id)
+            .update(|word| (word.state() == State::Cached && may(word)).then(|| word.with_holds(word.num_holds() + 1)));
+        self.num_idle += i64::from(result.is_ok_and(|(old, _)| old.num_holds() == 0));
+        result.is_ok()
+    }
+}
+
+impl<T> Drop for TierHolds<'_, T> {
+    fn drop(&mut self) {
+        if self.num_idle > 0 {
+            Tier::<T>::count(&self.tier.region.header().gauges.idle, -self.num_idle);
+        }
+    }
+}
+
 /// Releases of one call on a tier.
 pub(crate) struct TierReleases<'a, T> {
     tier: &'a Tier<T>,
     releases: Releases<'a>,
+    /// In-flight slots that were published, counted together at the end.
+    num_published: i64,
 }
 
 impl<T> TierReleases<'_, T> {
@@ -404,8 +474,30 @@ impl<T> TierReleases<'_, T> {
         }
     }
 
+    /// Makes an in-flight slot whose hash is in the index a hit, held by the request that waits for it; where none does,
+    /// it is evictable, the youngest.
+    pub(crate) fn publish_copied(&mut self, id: BlockId<T>) {
+        self.num_published += 1;
+        self.releases.publish_copied(id.index());
+    }
+
     /// Makes a hit that nobody holds the youngest; any other stays as it is.
+    ///
+    /// By a hold of its own: without one, another thread could evict the slot before it is stamped, and the stamp would
+    /// fall on the next owner's.
     pub(crate) fn refresh(&mut self, id: BlockId<T>) {
-        self.releases.refresh(id.index());
+        if self.tier.holds().hold_if(id, Word::is_idle) {
+            self.unhold(id);
+        }
+    }
+}
+
+impl<T> Drop for TierReleases<'_, T> {
+    fn drop(&mut self) {
+        if self.num_published > 0 {
+            let gauges = &self.tier.region.header().gauges;
+            Tier::<T>::count(&gauges.in_flight, -self.num_published);
+            Tier::<T>::count(&gauges.cached, self.num_published);
+        }
     }
 }

@@ -52,9 +52,9 @@ impl HostTable {
                 self.counters.store_failed_blocks += 1;
                 continue;
             }
-            self.tier.publish_copied(block);
-            self.events.push(EventKind::Stored, TierName::Cpu, self.tier.hash(block), block.index());
-            releases.unhold(block);
+            let hash = self.tier.hash(block);
+            releases.publish_copied(block);
+            self.events.push(EventKind::Stored, TierName::Cpu, hash, block.index());
             self.counters.stored_blocks += 1;
         }
     }

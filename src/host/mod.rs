@@ -135,13 +135,15 @@ impl HostTable {
         check_lengths(hashes, gpu_ids)?;
         let mut blocks = Vec::with_capacity(hashes.len());
         let tier = &self.tier;
+        let mut holds = tier.holds();
         tier.find_each(hashes, |hit| match hit {
-            Some(hit) if tier.hold(&hit) => {
+            Some(hit) if holds.hold(&hit) => {
                 blocks.push(hit.id);
                 true
             }
             _ => false,
         });
+        drop(holds);
         if blocks.len() < hashes.len() || blocks.is_empty() {
             let mut releases = tier.releases(blocks.len());
             for &block in blocks.iter().rev() {
@@ -172,6 +174,7 @@ impl HostTable {
             counters.evicted_blocks += 1;
         });
         offer.num_no_slot = wanted - slots.len();
+        tier.count_expected(slots.len());
         let (mut blocks, mut sources) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
         for (&slot, &at) in slots.iter().zip(&unknown) {
             let block = CpuBlockId::new(slot as usize);

@@ -201,14 +201,21 @@ pub(super) fn digests(value: &Bound<'_, PyAny>) -> PyResult<Vec<BlockHash>> {
     if value.is_instance_of::<PyString>() {
         return Err(type_error("digests", "bytes", value));
     }
+    let split = |bytes: &[u8]| {
+        let shown = || format!("{} bytes", bytes.len());
+        BlockHash::split(bytes).ok_or_else(|| wrong(shown(), "a multiple of 32 bytes, one hash per block"))
+    };
+    // The common case needs no view.
+    if let Ok(bytes) = value.cast::<PyBytes>() {
+        return split(bytes.as_bytes());
+    }
     if !value.is_instance_of::<pyo3::types::PyList>() && !value.is_instance_of::<PyTuple>() {
         if let Ok(view) = PyMemoryView::from(value) {
             if !view.getattr("c_contiguous")?.extract::<bool>()? {
                 return Err(wrong("a buffer with gaps".to_owned(), "a contiguous buffer"));
             }
             let bytes: Vec<u8> = view.call_method0("tobytes")?.extract()?;
-            let shown = format!("{} bytes", bytes.len());
-            return BlockHash::split(&bytes).ok_or_else(|| wrong(shown, "a multiple of 32 bytes, one hash per block"));
+            return split(&bytes);
         }
     }
     let items = value.try_iter().map_err(|_| type_error("digests", "a buffer or a sequence of bytes", value))?;

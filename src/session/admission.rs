@@ -65,16 +65,21 @@ impl Session {
         let table = self.table.clone();
         let shared = &*table.shared;
         let num_hittable = table.num_hittable(num_tokens);
-        // Two passes: nobody else evicts from this Gpu tier, so what the first one finds the second one can hold.
-        let (gpu_hit_blocks, num_idle) = count_hits(&shared.gpu, &self.spare().hashes[..num_hittable]);
+        // First find, then hold: nobody else evicts from this Gpu tier, so what is found can be held.
+        // Counted before the hits: one that a completer releases in between is then subtracted without having been
+        // counted, which can only refuse. The other way round it would be counted, and then held.
+        let counted = shared.gpu.num_available();
+        let Request { hashes, block_ids, .. } = self.requests.spare_in_use();
+        let num_idle = find_hits(&shared.gpu, &hashes[..num_hittable], block_ids);
+        let gpu_hit_blocks = block_ids.len();
         let total = num_tokens.div_ceil(block_size);
         let needed = total - gpu_hit_blocks;
         // A hit that nobody holds yet is evictable now, and will not be once it is held.
-        let mut available = shared.gpu.num_available().saturating_sub(num_idle);
+        let mut available = counted.saturating_sub(num_idle);
         if needed > available {
-            // A caller's hashes may name one block twice.
-            let twice = num_idle - num_idle_blocks(&shared.gpu, &self.spare().hashes[..gpu_hit_blocks]);
-            available = (available + twice).min(shared.gpu.num_available());
+            // A caller's hashes may name one block twice: then fewer blocks are lost to holds than hits were counted.
+            let num_different = num_idle_blocks(&shared.gpu, &self.spare().hashes[..gpu_hit_blocks]);
+            available = counted.saturating_sub(num_different);
         }
         self.check_available(needed, available)?;
         if !shared.host.begin_activity(1) {
@@ -84,22 +89,21 @@ impl Session {
 
         let request = self.requests.spare_in_use();
         let Request { hashes, block_ids, load_sources, .. } = &mut *request;
-        shared.gpu.find_each(&hashes[..gpu_hit_blocks], |hit| match hit {
-            Some(hit) if shared.gpu.hold(&hit) => {
-                block_ids.push(hit.id);
-                true
-            }
-            _ => false,
-        });
-        debug_assert_eq!(block_ids.len(), gpu_hit_blocks);
+        let mut holds = shared.gpu.holds();
+        for &block in block_ids.iter() {
+            holds.hold_cached(block);
+        }
+        drop(holds);
+        let mut holds = shared.cpu().holds();
         // Other sessions evict from the Cpu tier: the prefix ends where a hold does not succeed.
         shared.cpu().find_each(&hashes[gpu_hit_blocks..num_hittable], |hit: Option<Hit<_>>| match hit {
-            Some(hit) if shared.cpu().hold(&hit) => {
+            Some(hit) if holds.hold(&hit) => {
                 load_sources.push(hit.id);
                 true
             }
             _ => false,
         });
+        drop(holds);
         let cpu_hit_blocks = load_sources.len();
         let cached_tokens = (gpu_hit_blocks + cpu_hit_blocks) * block_size;
         request.num_tokens = num_tokens;
@@ -111,6 +115,7 @@ impl Session {
         self.allocate_gpu(needed);
         let request = self.requests.spare_in_use();
         request.block_ids.extend(self.slots.iter().map(|&slot| GpuBlockId::new(slot as usize)));
+        shared.gpu.count_expected(cpu_hit_blocks);
         for position in request.load_positions() {
             shared.gpu.set_hash(request.block_ids[position], &request.hashes[position]);
             shared.gpu.expect_copy(request.block_ids[position], 1);
@@ -218,16 +223,16 @@ impl Session {
     }
 }
 
-/// Leading hits, and how many of them nobody holds.
-fn count_hits(gpu: &Tier<Gpu>, hashes: &[BlockHash]) -> (usize, usize) {
-    let (mut num_hits, mut num_idle) = (0, 0);
+/// Appends the leading hits; gives how many of them nobody holds.
+fn find_hits(gpu: &Tier<Gpu>, hashes: &[BlockHash], block_ids: &mut Vec<GpuBlockId>) -> usize {
+    let mut num_idle = 0;
     gpu.find_each(hashes, |hit| {
         let Some(hit) = hit else { return false };
-        num_hits += 1;
+        block_ids.push(hit.id);
         num_idle += usize::from(hit.is_idle);
         true
     });
-    (num_hits, num_idle)
+    num_idle
 }
 
 /// Different blocks among these hits that nobody holds.

@@ -43,6 +43,9 @@ impl Session {
         let mut cpu = shared.cpu().releases(num_blocks);
         // Tail first: a parent becomes younger than its children, and so outlives them.
         for position in (0..num_blocks).rev() {
+            if let Some(next) = position.checked_sub(8) {
+                shared.gpu.prefetch(request.block_ids[next].index());
+            }
             self.end_block(&request, position, &mut gpu, &mut cpu);
             if (request.gpu_hit_blocks..request.handled_blocks).contains(&position) {
                 if let Some(copy) = shared.cpu().find_cached(&request.hashes[position]) {
@@ -90,7 +93,8 @@ impl Session {
                 gpu.refresh(twin.id);
             } else {
                 let Self { table, store_queue, .. } = self;
-                table.shared.publish(store_queue, block, hash);
+                let published = table.shared.publish(store_queue, block, hash);
+                table.shared.gpu.count_published(usize::from(published));
             }
         }
         gpu.unhold(block);

@@ -215,7 +215,7 @@ impl Shared {
         }
     }
 
-    /// Makes a claimed Gpu block a hit; false if another block is the hit for this hash already.
+    /// Makes a claimed Gpu block a hit, for the caller to count; false if another block is the hit for this hash already.
     fn publish(&self, store_queue: &mut SlotList, id: GpuBlockId, hash: &BlockHash) -> bool {
         if !self.gpu.publish(id, hash) {
             return false;
@@ -227,11 +227,18 @@ impl Shared {
 
     /// Publishes every full block of a request up to `num_tokens` that was not handled yet.
     fn commit(&self, store_queue: &mut SlotList, request: &mut Request, num_tokens: usize, block_size: usize) {
+        let mut num_published = 0;
         for position in request.handled_blocks..num_tokens / block_size {
+            if let Some(next) = request.hashes.get(position + 8) {
+                self.gpu.prefetch_buckets(next);
+                self.cpu().prefetch_buckets(next);
+            }
             // Not published: it stays a private duplicate of the block that is.
-            let _ = self.publish(store_queue, request.block_ids[position], &request.hashes[position]);
+            let published = self.publish(store_queue, request.block_ids[position], &request.hashes[position]);
+            num_published += usize::from(published);
             request.handled_blocks = position + 1;
         }
+        self.gpu.count_published(num_published);
         request.valid_tokens = request.valid_tokens.max(num_tokens);
     }
 }

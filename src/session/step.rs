@@ -86,6 +86,9 @@ impl Session {
         });
         shared.counters.cpu_evicted_blocks.add(num_evicted);
         let mut num_lost = 0;
+        let mut holds = shared.gpu.holds();
+        // Before anybody can end one of the copies.
+        shared.cpu().count_expected(slots.len().min(store_queue.len()));
         for destination in cpu_ids(slots) {
             let Some(source) = store_queue.pop_old().map(GpuBlockId::new) else {
                 shared.cpu().releases(1).unhold(destination);
@@ -101,7 +104,7 @@ impl Session {
                 num_lost += 1;
                 continue;
             }
-            shared.gpu.hold_cached(source);
+            holds.hold_cached(source);
             let generation = shared.gpu.word(source).generation();
             stores.push(Store { source, generation, destination });
         }

@@ -6,6 +6,8 @@ use crate::error::{Error, Result};
 use crate::event::{EventKind, TierName};
 use crate::index::Inserted;
 use crate::ticket::{Copies, Load, Store};
+use crate::tier::TierReleases;
+use crate::Gpu;
 
 impl BlockTable {
     /// Takes a rank's acknowledgement of a ticket; `failed` are the indices of the pairs that did not copy there.
@@ -38,9 +40,10 @@ impl Shared {
                 num_failed += 1;
                 self.cpu().retract(destination);
             } else {
-                self.cpu().publish_copied(destination);
-                self.push_event(EventKind::Stored, TierName::Cpu, self.cpu().hash(destination), destination.index());
-                cpu.unhold(destination);
+                // Read while the slot is this ticket's.
+                let hash = self.cpu().hash(destination);
+                cpu.publish_copied(destination);
+                self.push_event(EventKind::Stored, TierName::Cpu, hash, destination.index());
             }
             gpu.unhold(source);
         }
@@ -60,9 +63,9 @@ impl Shared {
             for load in request.iter().rev() {
                 pair -= 1;
                 // Behind a failed block everything is computed again, so it must stay the request's own.
-                if pair < start + num_good && self.publish_loaded(load) {
-                    gpu.unhold(load.destination);
-                } else if pair >= start + num_good {
+                if pair < start + num_good {
+                    self.publish_loaded(load, &mut gpu);
+                } else {
                     self.gpu.end_copy(load.destination);
                 }
                 if copies.has_failed(pair) {
@@ -76,17 +79,16 @@ impl Shared {
         self.counters.loaded_blocks.add(loads.len() - num_failed);
     }
 
-    /// Makes a loaded block a hit, with a hold for the caller to release; false if another block is the hit for its
-    /// hash: then this one is its request's private duplicate, or free.
-    fn publish_loaded(&self, load: &Load) -> bool {
+    /// Makes a loaded block a hit. If another block is the hit for its hash, this one is its request's private duplicate,
+    /// or free.
+    fn publish_loaded(&self, load: &Load, gpu: &mut TierReleases<'_, Gpu>) {
         let hash = self.gpu.hash(load.destination);
         if self.gpu.enter(load.destination, &hash) != Inserted::Yes {
             self.gpu.end_copy(load.destination);
-            return false;
+            return;
         }
-        self.gpu.publish_copied(load.destination);
+        gpu.publish_copied(load.destination);
         self.push_event(EventKind::Stored, TierName::Gpu, hash, load.destination.index());
-        true
     }
 
     fn withdraw(&self, source: CpuBlockId) {
