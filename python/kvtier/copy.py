@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvtier._core import CopyWorkers
 from kvtier.errors import ConfigError
+from kvtier.memory import HostMemory, MemoryLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,12 +19,11 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from kvtier.memory import HostMemory, MemoryLayout
-
 __all__ = ["CopyEngine", "CopyPlan"]
 
 _EXIT_TIMEOUT_S = 3.0
 _MAX_ID = 2**31 - 1
+_DIRECTIONS = ("load", "store")
 
 
 class CopyPlan(Protocol):
@@ -70,6 +70,10 @@ class CopyEngine:
     """
 
     def __init__(self, gpu: MemoryLayout, cpu: HostMemory, num_threads: int = 1, max_queued: int = 1024) -> None:
+        if not isinstance(gpu, MemoryLayout):
+            raise TypeError(f"gpu: a MemoryLayout is wanted, not {type(gpu).__name__}")
+        if not isinstance(cpu, HostMemory):
+            raise TypeError(f"cpu: a HostMemory is wanted, not {type(cpu).__name__}")
         self._workers = CopyWorkers(gpu._described, gpu._owner, cpu._arena, num_threads, max_queued)
         self._gpu = gpu
         self._cpu = cpu
@@ -92,9 +96,12 @@ class CopyEngine:
             ConfigError: A block id is out of range, a destination occurs twice, or a ticket is missing or in use.
             TransferError: The queue is full, a block is part of an unfinished copy, or the engine is closed.
         """
-        self._workers.submit_plan(
-            plan.load_ticket, _as_pairs("loads", plan.loads), plan.store_ticket, _as_pairs("stores", plan.stores)
-        )
+        try:
+            tickets, lists = (plan.load_ticket, plan.store_ticket), (plan.loads, plan.stores)
+        except AttributeError as error:
+            raise TypeError(f"plan: a plan of loads and stores is wanted, not {type(plan).__name__}") from error
+        loads, stores = _as_pairs("loads", lists[0]), _as_pairs("stores", lists[1])
+        self._workers.submit_plan(tickets[0], loads, tickets[1], stores)
 
     def submit_pairs(self, ticket: int, direction: Literal["load", "store"], pairs: npt.ArrayLike) -> None:
         """Queue copies under a ticket. Does not wait for them.
@@ -108,7 +115,7 @@ class CopyEngine:
             ConfigError: As `submit`, or the direction is none of the two.
             TransferError: As `submit`.
         """
-        self._workers.submit(ticket, direction, _as_pairs("pairs", pairs))
+        self._workers.submit(ticket, _direction(direction), _as_pairs("pairs", pairs))
 
     def poll(self) -> list[tuple[int, list[int]]]:
         """What has finished since the last call of `poll` or `wait`, in that order; never waits for a copy.
@@ -135,7 +142,7 @@ class CopyEngine:
             ConfigError: The time is outside its limits.
             TransferError: This process was forked from the engine's.
         """
-        return self._workers.wait(timeout_s)
+        return self._workers.wait(_seconds(timeout_s))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Refuse new tickets, let the others finish for at most `timeout_s` seconds, then end the threads.
@@ -147,7 +154,7 @@ class CopyEngine:
             ConfigError: The time is outside 0 .. 86400.
             TransferError: A thread did not end within 2 s more. It keeps both memories.
         """
-        self._workers.close(timeout_s)
+        self._workers.close(_seconds(timeout_s))
         _open_workers.discard(self._workers)
 
     def stats(self) -> dict[str, int | float]:
@@ -182,7 +189,7 @@ class CopyEngine:
             ConfigError: An argument is outside its limits.
             TransferError: This process was forked from the engine's.
         """
-        self._workers.inject_failures(direction, None if pairs is None else list(pairs), num_tickets)
+        self._workers.inject_failures(_direction(direction), None if pairs is None else list(pairs), num_tickets)
 
     def __enter__(self) -> CopyEngine:
         return self
@@ -200,7 +207,11 @@ def _as_pairs(name: str, pairs: Any) -> npt.NDArray[np.int32]:
     """Pairs as an array of shape (n, 2), int32; the array itself if it is one."""
     import numpy as np
 
-    array = np.asarray(pairs)
+    try:
+        array = np.asarray(pairs)
+    except (ValueError, TypeError, OverflowError) as error:
+        shape = "shape (n, 2), integers: (source block id, destination block id)"
+        raise ConfigError(name, f"{type(pairs).__name__} that makes no array ({error})", shape) from error
     if array.dtype == np.int32 and array.ndim == 2:
         return array
     if array.size == 0 and array.ndim <= 2:
@@ -212,6 +223,19 @@ def _as_pairs(name: str, pairs: Any) -> npt.NDArray[np.int32]:
     if array.min() < -_MAX_ID or array.max() > _MAX_ID:  # the core names the pair where int32 can hold the ids
         raise ConfigError(name, f"block ids {array.min()} .. {array.max()}", f"block ids in 0 .. {_MAX_ID}")
     return array.astype(np.int32)
+
+
+def _direction(value: Any) -> str:
+    if not isinstance(value, str) or value not in _DIRECTIONS:
+        raise ConfigError("direction", repr(value), '"load" (Cpu to Gpu) or "store" (Gpu to Cpu)')
+    return value
+
+
+def _seconds(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"timeout_s: a number of seconds is wanted, not {type(value).__name__}") from error
 
 
 _open_workers: weakref.WeakSet[CopyWorkers] = weakref.WeakSet()
