@@ -31,7 +31,7 @@ mod tier;
 
 pub use block::{BlockHash, BlockId, Cpu, CpuBlockId, Gpu, GpuBlockId};
 pub use error::{Error, Result};
-pub use host::HostTable;
+pub use host::{HostTable, Stores};
 pub use plan::Plan;
 pub use session::{Admission, RequestId, Session};
 pub use table::{BlockTable, Config};

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use kvtier::event::EventKind;
-use kvtier::{BlockHash, Error, HostTable};
+use kvtier::{BlockHash, Error, HostTable, Stores};
 use proptest::prelude::*;
 
 const SLOTS: usize = 6;
@@ -15,15 +15,21 @@ const RANKS: u32 = 2;
 
 fn hash(name: u8) -> BlockHash {
     let mut bytes = [0; 32];
-    bytes[7] = name;
+    bytes[7] = name; // within the first eight, by which uses are remembered
     BlockHash(bytes)
 }
 
 #[derive(Debug, Clone)]
 enum Call {
     Offer(Vec<u8>, usize),
+    /// A request uses these, and what was used twice is offered.
+    Use(Vec<u8>),
     Load(Vec<u8>),
-    Acknowledge { pick: usize, rank: u32, failed: Option<usize> },
+    Acknowledge {
+        pick: usize,
+        rank: u32,
+        failed: Option<usize>,
+    },
     Reset,
 }
 
@@ -40,20 +46,23 @@ struct Harness {
     memory: Vec<Vec<Option<BlockHash>>>,
     hits: BTreeMap<BlockHash, usize>,
     open: BTreeMap<u64, Open>,
+    uses: BTreeMap<u8, usize>,
 }
 
 impl Harness {
     fn new() -> Self {
         let memory = vec![vec![None; SLOTS]; RANKS as usize];
-        Self { table: HostTable::new(SLOTS, RANKS).unwrap(), memory, hits: BTreeMap::new(), open: BTreeMap::new() }
+        let table = HostTable::new(SLOTS, RANKS).unwrap().with_history(64);
+        Self { table, memory, hits: BTreeMap::new(), open: BTreeMap::new(), uses: BTreeMap::new() }
     }
 
     fn call(&mut self, call: Call) {
         match call {
-            Call::Offer(names, budget) => self.offer(&names, budget),
+            Call::Offer(names, budget) => self.offer(&names, budget, Stores::All),
             Call::Load(names) => self.load(&names),
             Call::Acknowledge { pick, rank, failed } => self.acknowledge(pick, rank, failed),
-            Call::Reset => assert_eq!(self.table.reset(), self.open.is_empty()),
+            Call::Use(names) => self.use_blocks(&names),
+            Call::Reset => self.reset(),
         }
         for event in self.table.events() {
             match event.kind {
@@ -77,17 +86,41 @@ impl Harness {
         open.flat_map(|open| open.pairs.iter().map(|pair| pair.0)).collect()
     }
 
-    fn offer(&mut self, names: &[u8], budget: usize) {
+    fn use_blocks(&mut self, names: &[u8]) {
+        let hashes: Vec<_> = names.iter().map(|&name| hash(name)).collect();
+        self.table.note_use(&hashes);
+        for &name in names {
+            *self.uses.entry(name).or_default() += 1;
+        }
+        self.offer(names, usize::MAX, Stores::Repeated);
+    }
+
+    fn reset(&mut self) {
+        let has_loads = self.open.values().any(|open| !open.is_store);
+        assert_eq!(self.table.reset(), !has_loads);
+        if !has_loads {
+            // What is being stored was computed before the reset, and must not be found after it.
+            for open in self.open.values_mut() {
+                open.failed.extend(0..open.pairs.len());
+            }
+            self.uses.clear();
+        }
+    }
+
+    fn offer(&mut self, names: &[u8], budget: usize, which: Stores) {
         let hashes: Vec<_> = names.iter().map(|&name| hash(name)).collect();
         let gpu: Vec<u32> = names.iter().map(|&name| u32::from(name) + 100).collect();
         let before: HashSet<usize> = self.busy(true).union(&self.busy(false)).copied().collect();
-        let offer = self.table.offer(&hashes, &gpu, budget).unwrap();
+        let offer = self.table.offer(&hashes, &gpu, budget, which).unwrap();
         let planned = offer.plan.as_ref().map_or(0, |plan| plan.pairs.len());
-        assert_eq!(planned + offer.num_known + offer.num_over_budget + offer.num_no_slot, names.len());
+        let left_out = offer.num_known + offer.num_over_budget + offer.num_no_slot + offer.num_first_use;
+        assert_eq!(planned + left_out, names.len());
         assert!(planned <= budget);
         let Some(plan) = offer.plan else { return };
         let pairs: Vec<_> = plan.pairs.iter().map(|&(cpu, gpu)| (cpu.index(), hash((gpu - 100) as u8))).collect();
         for (slot, stored) in &pairs {
+            let is_first = which == Stores::Repeated && self.uses[&stored.0[7]] < 2;
+            assert!(!is_first, "a block that was used once is stored");
             assert!(!before.contains(slot), "slot {slot} is part of another copy");
             assert!(!self.hits.contains_key(stored), "a hit is stored again");
             for rank in &mut self.memory {
@@ -154,6 +187,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     prop::collection::vec(
         prop_oneof![
             3 => (names(), 0_usize..6).prop_map(|(names, budget)| Call::Offer(names, budget)),
+            2 => names().prop_map(Call::Use),
             3 => names().prop_map(|mut names| { names.sort_unstable(); names.dedup(); Call::Load(names) }),
             8 => (0_usize..4, 0..RANKS, prop::option::weighted(0.2, 0_usize..5))
                 .prop_map(|(pick, rank, failed)| Call::Acknowledge { pick, rank, failed }),
@@ -179,10 +213,10 @@ fn refusals_name_the_argument() {
     assert!(matches!(HostTable::new(0, 1), Err(Error::Config { argument, .. }) if argument == "cpu_blocks"));
     assert!(matches!(HostTable::new(1, 33), Err(Error::Config { argument, .. }) if argument == "ranks"));
     let mut table = HostTable::new(2, 1).unwrap();
-    let uneven = table.offer(&[hash(1)], &[], 1);
+    let uneven = table.offer(&[hash(1)], &[], 1, Stores::All);
     assert!(matches!(uneven, Err(Error::Config { argument, .. }) if argument == "gpu_ids"));
     assert!(matches!(table.complete(1, 0, &[]), Err(Error::StaleTicket { .. })));
-    let ticket = table.offer(&[hash(1)], &[4], 1).unwrap().plan.unwrap().ticket;
+    let ticket = table.offer(&[hash(1)], &[4], 1, Stores::All).unwrap().plan.unwrap().ticket;
     assert!(matches!(table.complete(ticket, 1, &[]), Err(Error::Config { argument, .. }) if argument == "rank"));
     assert!(matches!(table.complete(ticket, 0, &[1]), Err(Error::Config { argument, .. }) if argument == "failed"));
     assert!(table.complete(ticket, 0, &[]).unwrap());

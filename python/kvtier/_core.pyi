@@ -356,12 +356,13 @@ class HostTable:
     Blocks are keyed by the engine's own 32-byte hashes, as they are. Gpu block ids pass through unchanged.
     """
 
-    def __new__(cls, cpu_blocks: int, ranks: int = 1) -> HostTable:
+    def __new__(cls, cpu_blocks: int, ranks: int = 1, history_blocks: int = 0) -> HostTable:
         """Make an empty table.
 
         Args:
             cpu_blocks: Slots, 1 .. 2**24.
             ranks: Workers that acknowledge each ticket, 1 .. 32.
+            history_blocks: Blocks whose uses are remembered, for `offer(only_repeated=True)`, 0 .. 2**26.
 
         Raises:
             ConfigError: An argument is outside its limits.
@@ -395,8 +396,18 @@ class HostTable:
         Raises:
             ConfigError: An argument is outside its limits.
         """
+    def note_use(self, digests: _Digests) -> None:
+        """Take note that a request uses blocks; to be called once per request and block.
+
+        Raises:
+            ConfigError: A digest is not 32 bytes long.
+        """
     def offer(
-        self, digests: _Digests, gpu_ids: Sequence[int] | Buffer, max_blocks: int | None = None
+        self,
+        digests: _Digests,
+        gpu_ids: Sequence[int] | Buffer,
+        max_blocks: int | None = None,
+        only_repeated: bool = False,
     ) -> tuple[int | None, npt.NDArray[np.int32]]:
         """Plan stores of those blocks that the tier lacks, evicting the least recently released for them.
 
@@ -404,6 +415,7 @@ class HostTable:
             digests: Block hashes.
             gpu_ids: Source of each, 0 .. 2**24 - 1.
             max_blocks: Most stores to plan; what is left out may be offered again. None: no limit.
+            only_repeated: Leave out what was used only once, as `note_use` was told.
 
         Returns:
             The ticket, None if there is nothing to store, and rows (Gpu block id, Cpu block id): shape (n, 2), int32.
@@ -427,7 +439,7 @@ class HostTable:
     def open_tickets(self) -> list[int]:
         """Tickets that wait for an acknowledgement, oldest first."""
     def reset(self) -> bool:
-        """Forget every block; False, and nothing changed, while a ticket is open."""
+        """Forget every block, and what open stores bring; False, and nothing changed, while a load is open."""
     def events(self) -> list[Event]:
         """What became a hit and what ceased to be one since the last call, in order; at most 65,536 are kept."""
     def stats(self) -> dict[str, int]:

@@ -40,11 +40,13 @@ host_counters! {
     over_budget_blocks,
     /// Offered blocks for which no slot could be had.
     no_slot_blocks,
+    /// Offered blocks that were used only once, where that is a reason.
+    first_use_blocks,
     /// Stores under tickets.
     stores_planned_blocks,
     /// Stores that every rank acknowledged as copied.
     stored_blocks,
-    /// Stores that failed on some rank.
+    /// Stores that failed on some rank, or were under way at a reset.
     store_failed_blocks,
     /// Blocks that gave their slot away.
     evicted_blocks,

@@ -6,6 +6,7 @@
 
 mod complete;
 mod counters;
+mod history;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,6 +19,7 @@ use crate::tier::{Tier, TierCounts};
 use crate::Cpu;
 
 pub use counters::HostCounters;
+use history::History;
 
 /// What `lookup` found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,17 @@ pub struct Offer {
     pub num_over_budget: usize,
     /// Blocks left out for want of a Cpu slot.
     pub num_no_slot: usize,
+    /// Blocks left out because they were used only once.
+    pub num_first_use: usize,
+}
+
+/// Which of the blocks that the tier lacks an offer stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stores {
+    /// All of them.
+    All,
+    /// Those that were used twice, as `HostTable::note_use` was told.
+    Repeated,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +89,7 @@ pub struct HostTable {
     open: BTreeMap<u64, Open>,
     /// Blocks under open load tickets, with the number of those.
     loading: HashMap<BlockHash, u32>,
+    history: History,
     events: EventLog,
     counters: HostCounters,
     slots: Vec<u32>,
@@ -96,10 +110,25 @@ impl HostTable {
             last_ticket: 0,
             open: BTreeMap::new(),
             loading: HashMap::new(),
+            history: History::new(0),
             events: EventLog::new(),
             counters: HostCounters::default(),
             slots: Vec::new(),
         })
+    }
+
+    /// Remembers the uses of the last `num_blocks` different blocks, for `Stores::Repeated`.
+    #[must_use]
+    pub fn with_history(mut self, num_blocks: usize) -> Self {
+        self.history = History::new(num_blocks);
+        self
+    }
+
+    /// Takes note that a request uses blocks; once per request and block.
+    pub fn note_use(&mut self, hashes: &[BlockHash]) {
+        for hash in hashes {
+            self.history.note(hash);
+        }
     }
 
     /// Slots of the tier.
@@ -161,10 +190,15 @@ impl HostTable {
 
     /// Plans stores of those blocks that the tier lacks, at most `budget`; evicts for them. What was left out may be
     /// offered again.
-    pub fn offer(&mut self, hashes: &[BlockHash], gpu_ids: &[u32], budget: usize) -> Result<Offer> {
+    pub fn offer(&mut self, hashes: &[BlockHash], gpu_ids: &[u32], budget: usize, which: Stores) -> Result<Offer> {
         check_lengths(hashes, gpu_ids)?;
-        let unknown: Vec<usize> = (0..hashes.len()).filter(|&at| !self.tier.knows(&hashes[at])).collect();
+        let mut unknown: Vec<usize> = (0..hashes.len()).filter(|&at| !self.tier.knows(&hashes[at])).collect();
         let mut offer = Offer { num_known: hashes.len() - unknown.len(), ..Offer::default() };
+        if which == Stores::Repeated {
+            let before = unknown.len();
+            unknown.retain(|&at| self.history.is_repeated(&hashes[at]));
+            offer.num_first_use = before - unknown.len();
+        }
         let wanted = unknown.len().min(budget);
         offer.num_over_budget = unknown.len() - wanted;
         let Self { tier, events, counters, slots, .. } = self;
@@ -202,6 +236,7 @@ impl HostTable {
         counters.known_blocks += offer.num_known as u64;
         counters.over_budget_blocks += offer.num_over_budget as u64;
         counters.no_slot_blocks += offer.num_no_slot as u64;
+        counters.first_use_blocks += offer.num_first_use as u64;
         counters.stores_planned_blocks += blocks.len() as u64;
         if !blocks.is_empty() {
             offer.plan = Some(self.issue(Direction::Store, blocks, sources.into_iter()));
@@ -222,11 +257,16 @@ impl HostTable {
         self.open.keys().copied().collect()
     }
 
-    /// Forgets every block. False, and nothing changed, while a ticket is open.
+    /// Forgets every block, and what open stores bring: those count as failed. False, and nothing changed, while a load
+    /// is open.
     pub fn reset(&mut self) -> bool {
-        if !self.open.is_empty() {
+        if self.open.values().any(|open| open.direction == Direction::Load) {
             return false;
         }
+        for open in self.open.values_mut() {
+            open.failed.fill(true);
+        }
+        self.history.clear();
         let Self { tier, events, .. } = self;
         tier.clear(|id, hash| events.push(EventKind::Removed, TierName::Cpu, hash, id.index()));
         self.counters.num_resets += 1;

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 use super::plan::Event;
 use super::{args, errors};
 use crate::block::MAX_BLOCKS;
-use crate::host::HostPlan;
+use crate::host::{HostPlan, Stores};
 use crate::{Error, MAX_RANKS};
 
 type Any<'a, 'py> = &'a Bound<'py, PyAny>;
@@ -48,11 +48,19 @@ fn pairs(py: Python<'_>, plan: Option<&HostPlan>, cpu_first: bool) -> PyResult<P
 #[pymethods]
 impl HostTable {
     #[new]
-    #[pyo3(signature = (cpu_blocks, ranks = None), text_signature = "(cpu_blocks, ranks=1)")]
-    fn new(py: Python<'_>, cpu_blocks: Any<'_, '_>, ranks: Option<Any<'_, '_>>) -> PyResult<Self> {
+    #[pyo3(signature = (cpu_blocks, ranks = None, history_blocks = None),
+        text_signature = "(cpu_blocks, ranks=1, history_blocks=0)")]
+    fn new(
+        py: Python<'_>,
+        cpu_blocks: Any<'_, '_>,
+        ranks: Option<Any<'_, '_>>,
+        history_blocks: Option<Any<'_, '_>>,
+    ) -> PyResult<Self> {
         let cpu_blocks = args::size("cpu_blocks", cpu_blocks, 1..=MAX_BLOCKS)?;
         let ranks = ranks.map_or(Ok(1), |value| args::size("ranks", value, 1..=MAX_RANKS))? as u32;
+        let history = history_blocks.map_or(Ok(0), |value| args::size("history_blocks", value, 0..=4 * MAX_BLOCKS))?;
         let table = crate::HostTable::new(cpu_blocks, ranks).map_err(|error| errors::from_error(py, error))?;
+        let table = table.with_history(history);
         Ok(Self { table: Mutex::new(table), cpu_blocks, ranks })
     }
 
@@ -79,18 +87,27 @@ impl HostTable {
         plan.map(|plan| Ok((plan.ticket, pairs(py, Some(&plan), true)?))).transpose()
     }
 
-    #[pyo3(signature = (digests, gpu_ids, max_blocks = None),
-        text_signature = "(self, digests, gpu_ids, max_blocks=None)")]
+    fn note_use(&self, py: Python<'_>, digests: Any<'_, '_>) -> PyResult<()> {
+        let hashes = args::digests(digests)?;
+        self.take(py)?.note_use(&hashes);
+        Ok(())
+    }
+
+    #[pyo3(signature = (digests, gpu_ids, max_blocks = None, only_repeated = false),
+        text_signature = "(self, digests, gpu_ids, max_blocks=None, only_repeated=False)")]
     fn offer(
         &self,
         py: Python<'_>,
         digests: Any<'_, '_>,
         gpu_ids: Any<'_, '_>,
         max_blocks: Option<Any<'_, '_>>,
+        only_repeated: bool,
     ) -> PyResult<(Option<u64>, Pairs)> {
         let (hashes, ids) = (args::digests(digests)?, self::gpu_ids(gpu_ids)?);
         let budget = max_blocks.map_or(Ok(usize::MAX), |value| args::count("max_blocks", value))?;
-        let offer = self.take(py)?.offer(&hashes, &ids, budget).map_err(|error| errors::from_error(py, error))?;
+        let which = if only_repeated { Stores::Repeated } else { Stores::All };
+        let offer =
+            self.take(py)?.offer(&hashes, &ids, budget, which).map_err(|error| errors::from_error(py, error))?;
         Ok((offer.plan.as_ref().map(|plan| plan.ticket), pairs(py, offer.plan.as_ref(), false)?))
     }
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvtier.connectors.vllm.events import KvEvents
 from kvtier.connectors.vllm.metadata import Acknowledgements, StepPlan
-from kvtier.connectors.vllm.options import Options
+from kvtier.connectors.vllm.options import Options, local_replicas
 from kvtier.connectors.vllm.refusals import check_supported
 from kvtier.connectors.vllm.scheduler import SchedulerSide
 from kvtier.connectors.vllm.stats import PromStats, Stats
@@ -18,6 +25,9 @@ from kvtier.connectors.vllm.worker import WorkerSide
 __all__ = ["KvtierConnector"]
 
 logger = init_logger("vllm.kvtier")
+
+KVConnectorMetadata.register(StepPlan)
+KVConnectorWorkerMetadata.register(Acknowledgements)
 
 
 class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
@@ -37,14 +47,25 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         group = kv_cache_config.kv_cache_groups[0]
         self._block_bytes = group.kv_cache_spec.page_size_bytes * len(group.layer_names)
         local_ranks = min(parallel.world_size, getattr(parallel, "local_world_size", parallel.world_size))
-        self._num_cpu_blocks = self._options.num_cpu_blocks(self._block_bytes, local_ranks)
+        replicas = local_replicas(self._options, parallel, self._kv_transfer_config.engine_id)
+        self._num_cpu_blocks = self._options.num_cpu_blocks(self._block_bytes, local_ranks * replicas)
         self._rank = parallel.rank
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._stats = Stats()
+        self._has_told = False
         if role == KVConnectorRole.SCHEDULER:
+            block_size = group.kv_cache_spec.block_size
+            events = vllm_config.kv_events_config
             self._scheduler = SchedulerSide(
-                self._options, group.kv_cache_spec.block_size, self._num_cpu_blocks, parallel.world_size
+                self._options,
+                block_size,
+                self._num_cpu_blocks,
+                parallel.world_size,
+                self._block_bytes,
+                lazy_window=2 * -(-vllm_config.scheduler_config.max_num_batched_tokens // block_size),
+                can_wait_in_step=vllm_config.max_concurrent_batches == 1,
+                events=KvEvents(block_size) if events is not None and events.enable_kv_cache_events else None,
             )
 
     @property
@@ -61,12 +82,12 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         logger.info("kvtier: %d blocks of %d bytes in host memory", self._num_cpu_blocks, self._block_bytes)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Queue the step's loads."""
+        """Queue the step's loads, and wait for those that the step needs itself."""
         if self._worker is not None:
             self._worker.begin_loads(self._plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: requests wait for their loads in the scheduler."""
+        """Nothing: loads have ended before the step, or their requests wait in the scheduler."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Nothing: whole blocks are stored after the step."""
@@ -86,9 +107,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         """Requests whose loads have ended, well or not."""
         if self._worker is None:
             return None, None
-        was_alive = self._worker.death is None
         received = self._worker.collect(self.has_connector_metadata() and self._plan.is_idle)
-        if was_alive and self._worker.death is not None:
+        if self._worker.death is not None and not self._has_told:
+            self._has_told = True
             logger.error("kvtier: no second tier from now on, rank %d: %s", self._rank, self._worker.death)
         return None, received or None
 
@@ -97,7 +118,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.take_bad_blocks() if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> Acknowledgements | None:
-        """Tickets that this rank has finished."""
+        """Tickets that this rank has finished, and what it measured."""
         return self._worker.take_acknowledgements() if self._worker is not None else None
 
     def shutdown(self) -> None:
@@ -160,8 +181,14 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         return self._tables.has_open_stores
 
     def reset_cache(self) -> bool:
-        """Forget every block of the Cpu tier; false while a copy is under way."""
+        """Forget every block of the Cpu tier, and what is being stored; false while a load is under way."""
         return self._tables.reset()
+
+    def take_events(self) -> list[Any]:
+        """KV events of the host tier since the last call."""
+        if self._tables.events is None:
+            return []
+        return self._tables.events.take(self._tables.table.events())
 
     # Statistics
 
@@ -169,7 +196,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         """What has changed since the last call; from the scheduler's side only."""
         if self._scheduler is None or not self._options.metrics:
             return None
-        return self._stats.difference(self._scheduler.table.stats())
+        return self._stats.difference(self._scheduler.stats())
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:

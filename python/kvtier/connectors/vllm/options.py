@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,14 @@ from kvtier.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Options"]
+__all__ = ["Options", "local_replicas"]
 
 _GIB = 2**30
+_CHOICES = {
+    "policy": ("lru",),
+    "store_mode": ("eager", "lazy", "second_use"),
+    "load_choice": ("measured", "always"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,20 +27,30 @@ class Options:
     """Options of the connector; docs/vllm.md has the table.
 
     Attributes:
-        host_gib: Host memory of the Cpu tier in GiB, per node, divided evenly over the ranks; above 0.
+        host_gib: Host memory of the Cpu tier in GiB, per node, divided evenly over the ranks of all replicas; above 0.
+        replicas_per_node: Engines of data parallelism on one node, 1 or more. None: what vLLM says.
         policy: Eviction policy: `lru`.
-        store_mode: When blocks are stored: `eager`, as soon as they are full.
-        max_store_blocks_per_step: Most blocks that one step begins to store, 1 or more. None: no limit.
+        store_mode: When blocks are stored: `eager`, as soon as they are full; `lazy`, when vLLM is about to reuse
+            them; `second_use`, when a second request uses them.
+        max_store_bytes_per_step: Most bytes that one step begins to store, per rank. None: no limit.
+        max_load_bytes_per_step: Most bytes that one step begins to load, per rank, but for a single request that needs
+            more. None: no limit.
         min_hit_tokens: Shortest prefix worth loading, in tokens, 0 or more.
+        load_choice: `measured`: prefixes that are computed sooner than loaded are computed; `always`: load every one.
+        same_step_loads: Whether a load may be waited for within a step, where that is cheaper than another step.
         copy_threads: Threads that copy, per rank, 1 .. 64.
         metrics: Whether statistics go to vLLM's metrics.
     """
 
     host_gib: float
+    replicas_per_node: int | None = None
     policy: str = "lru"
     store_mode: str = "eager"
-    max_store_blocks_per_step: int | None = None
+    max_store_bytes_per_step: int | None = None
+    max_load_bytes_per_step: int | None = None
     min_hit_tokens: int = 0
+    load_choice: str = "measured"
+    same_step_loads: bool = True
     copy_threads: int = 1
     metrics: bool = True
 
@@ -57,15 +73,19 @@ class Options:
     def __post_init__(self) -> None:
         if not _is_number(self.host_gib) or not 0 < self.host_gib < math.inf:
             raise ConfigError("host_gib", repr(self.host_gib), "a number of GiB above 0, per node")
-        for name, choice in (("policy", "lru"), ("store_mode", "eager")):
-            if getattr(self, name) != choice:
-                raise ConfigError(name, repr(getattr(self, name)), f"one of: {choice!r}")
-        if self.max_store_blocks_per_step is not None:
-            self._check("max_store_blocks_per_step", 1, 2**24)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(name, repr(getattr(self, name)), f"one of: {', '.join(map(repr, choices))}")
+        for name in ("max_store_bytes_per_step", "max_load_bytes_per_step"):
+            if getattr(self, name) is not None:
+                self._check(name, 1, 2**62)
+        if self.replicas_per_node is not None:
+            self._check("replicas_per_node", 1, 1024)
         self._check("min_hit_tokens", 0, 2**31 - 1)
         self._check("copy_threads", 1, 64)
-        if not isinstance(self.metrics, bool):
-            raise ConfigError("metrics", repr(self.metrics), "True or False")
+        for name in ("metrics", "same_step_loads"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(name, repr(getattr(self, name)), "True or False")
 
     def _check(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
@@ -77,7 +97,7 @@ class Options:
 
         Args:
             block_bytes: Bytes of a block on one rank.
-            local_ranks: Ranks of the node.
+            local_ranks: Ranks of the node, those of all replicas together.
 
         Raises:
             ConfigError: Not one block fits.
@@ -88,6 +108,48 @@ class Options:
             limit = f"at least {slot_bytes * local_ranks / _GIB:g}: one block on each of {local_ranks} ranks"
             raise ConfigError("host_gib", self.host_gib, limit)
         return min(blocks, 2**24)
+
+    def step_blocks(self, name: str, block_bytes: int) -> int | None:
+        """A budget of bytes in blocks.
+
+        Args:
+            name: `max_store_bytes_per_step` or `max_load_bytes_per_step`.
+            block_bytes: Bytes of a block on one rank.
+
+        Raises:
+            ConfigError: Not one block fits, so that nothing would ever be copied.
+        """
+        num_bytes: int | None = getattr(self, name)
+        if num_bytes is None:
+            return None
+        if num_bytes < block_bytes:
+            raise ConfigError(name, num_bytes, f"at least {block_bytes}, the bytes of one block on a rank")
+        return num_bytes // block_bytes
+
+
+def local_replicas(options: Options, parallel: Any, engine_id: str | None) -> int:
+    """Engines of data parallelism that share this node's host memory.
+
+    An engine of a dense model is told by vLLM that it is alone; the end of its `engine_id` still shows that it is not,
+    but not how many there are.
+
+    Args:
+        options: The user's options.
+        parallel: vLLM's `ParallelConfig`.
+        engine_id: Of vLLM's `KVTransferConfig`.
+
+    Raises:
+        ConfigError: There is data parallelism, and neither vLLM nor the user says how many replicas share the node.
+    """
+    if options.replicas_per_node is not None:
+        return options.replicas_per_node
+    size, local = parallel.data_parallel_size, parallel.data_parallel_size_local
+    if size > 1 and local >= 1 and not parallel.data_parallel_external_lb:
+        return int(local)
+    if size > 1 or re.search(r"_dp\d+$", engine_id or ""):
+        limit = "the number of data-parallel engines on one node: host_gib is divided over them, and vLLM does not say"
+        raise ConfigError("replicas_per_node", None, limit)
+    return 1
 
 
 def _is_number(value: object) -> bool:

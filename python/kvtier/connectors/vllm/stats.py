@@ -10,26 +10,41 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 __all__ = ["COUNTERS", "GAUGES", "PromStats", "Stats"]
 
 COUNTERS = {
-    "hit_blocks": "Blocks that lookups found in host memory",
+    "prompt_tokens": "Tokens of the prompts that were scheduled, those of resumed requests again",
+    "gpu_hit_tokens": "Of these, tokens that vLLM found in its own cache",
+    "host_hit_tokens": "Of these, tokens that were loaded from host memory, or were to be",
+    "skipped_short_tokens": "Hits in host memory that were computed, being shorter than min_hit_tokens",
+    "skipped_compute_tokens": "Hits in host memory that were computed, that being sooner done",
+    "num_joined": "Requests that waited for the load of another",
+    "num_deferred": "Requests that waited for the next step's budget of loads",
+    "num_same_step_loads": "Loads within the step of their request",
     "lookup_blocks": "Blocks that lookups asked for",
+    "hit_blocks": "Blocks that lookups found in host memory",
     "loaded_blocks": "Blocks loaded from host memory",
     "load_failed_blocks": "Loads that failed; their blocks were computed",
+    "load_bytes": "Bytes loaded, of all ranks",
+    "load_seconds": "Seconds of copy threads for loads, of all ranks",
     "stored_blocks": "Blocks stored in host memory",
-    "store_failed_blocks": "Stores that failed; the blocks were forgotten",
+    "store_failed_blocks": "Stores that failed or were given up; the blocks were forgotten",
+    "store_bytes": "Bytes stored, of all ranks",
+    "store_seconds": "Seconds of copy threads for stores, of all ranks",
     "known_blocks": "Blocks not stored because host memory had them",
     "over_budget_blocks": "Blocks not stored in their step for its budget",
     "no_slot_blocks": "Blocks not stored for want of a slot",
+    "first_use_blocks": "Blocks not stored because they were used only once",
     "evicted_blocks": "Blocks evicted from host memory",
     "withdrawn_blocks": "Blocks withdrawn from host memory after a failed load",
 }
-"""Counters of `HostTable.stats` that are published as `vllm:kvtier_<name>_total`."""
+"""Counters of `SchedulerSide.stats` that are published as `vllm:kvtier_<name>_total`."""
 
 GAUGES = {
     "cpu_blocks": "Slots in host memory",
     "cpu_cached_blocks": "Slots in host memory that hold a block",
-    "num_tickets": "Copies under way",
+    "num_tickets": "Tickets of copies that not every rank has acknowledged",
+    "queue_depth": "Tickets that wait or run in the ranks' copy engines",
+    "is_without_tier": "1 after a copy engine has stopped for good: nothing is stored or loaded any more",
 }
-"""Gauges of `HostTable.stats` that are published as `vllm:kvtier_<name>`."""
+"""Gauges of `SchedulerSide.stats` that are published as `vllm:kvtier_<name>`."""
 
 
 @dataclass
@@ -37,15 +52,17 @@ class Stats(KVConnectorStats):
     """Counters since the last interval and gauges of now, by name."""
 
     def __post_init__(self) -> None:
-        self._last: dict[str, int] = {}
+        self._last: dict[str, int | float] = {}
 
-    def difference(self, now: dict[str, int]) -> Stats:
+    def difference(self, now: dict[str, int | float]) -> Stats:
         """What `now` adds to the last call's."""
         data: dict[str, Any] = {name: now[name] - self._last.get(name, 0) for name in COUNTERS}
+        gauges = {name: now[name] for name in GAUGES}
+        is_same = not any(data.values()) and all(self._last.get(name) == value for name, value in gauges.items())
         self._last = now
-        if not any(data.values()):
+        if is_same:
             return Stats()
-        return Stats(data=data | {name: now[name] for name in GAUGES})
+        return Stats(data=data | gauges)
 
     def reset(self) -> None:
         """Forget everything."""
