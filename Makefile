@@ -54,6 +54,7 @@ lint: ## check formatting, lints, types and the type stub of the core
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 	$(PY) scripts/check_notes.py
+	$(PY) scripts/mutate.py --check
 	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml kvtier._core
 
 test-rust: ## run the Rust tests
