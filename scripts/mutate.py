@@ -266,7 +266,7 @@ def main() -> None:
     survivors = []
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory)
-        for name in ("src", "tests"):
+        for name in ("src", "tests", "benches"):
             shutil.copytree(ROOT / name, tree / name)
         for name in ("Cargo.toml", "Cargo.lock", "README.md"):
             shutil.copy(ROOT / name, tree / name)
