@@ -84,9 +84,9 @@ impl<'a> Index<'a> {
         let mixed = hash.mix();
         let mask = self.buckets.len() - 1;
         // The buckets come from the two ends of the mixed word, the tag from another multiplication of it.
-        let (a, b) = (mixed as usize & mask, mixed.rotate_left(24) as usize & mask);
-        // Two different ones wherever there are two: in a small table hashes with one bucket alone would fill it.
-        let buckets = [a, b ^ (usize::from(a == b) & mask)];
+        // An odd distance: two different ones wherever there are two, since hashes with one bucket alone would fill it.
+        let a = mixed as usize & mask;
+        let buckets = [a, a ^ ((mixed.rotate_left(24) | 1) as usize & mask)];
         Place { tag: mixed.wrapping_mul(0xff51_afd7_ed55_8ccd) >> 32, buckets }
     }
 
