@@ -341,7 +341,12 @@ RACES = [
         "cell.done.fetch_or(1 << rank, AcqRel)",
         "cell.done.fetch_or(1 << rank, Relaxed)",
     ),
-    ("begin on another ticket of the cell", "ticket.rs", "begun >> 32 != number & 0xffff_ffff || !is_open", "!is_open"),
+    (
+        "begin on another ticket of the cell",
+        "ticket.rs",
+        "begun >> 32 != number & 0xffff_ffff || !is_open",
+        "false && is_open",
+    ),
     (
         "abandon a copy that has ended",
         "tier.rs",
