@@ -23,7 +23,6 @@ __all__ = ["CopyEngine", "CopyPlan"]
 
 _EXIT_TIMEOUT_S = 3.0
 _MAX_ID = 2**31 - 1
-_DIRECTIONS = ("load", "store")
 
 
 class CopyPlan(Protocol):
@@ -115,7 +114,7 @@ class CopyEngine:
             ConfigError: As `submit`, or the direction is none of the two.
             TransferError: As `submit`.
         """
-        self._workers.submit(ticket, _direction(direction), _as_pairs("pairs", pairs))
+        self._workers.submit(ticket, direction, _as_pairs("pairs", pairs))
 
     def poll(self) -> list[tuple[int, list[int]]]:
         """What has finished since the last call of `poll` or `wait`, in that order; never waits for a copy.
@@ -142,7 +141,7 @@ class CopyEngine:
             ConfigError: The time is outside its limits.
             TransferError: This process was forked from the engine's.
         """
-        return self._workers.wait(_seconds(timeout_s))
+        return self._workers.wait(timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Refuse new tickets, let the others finish for at most `timeout_s` seconds, then end the threads.
@@ -154,7 +153,7 @@ class CopyEngine:
             ConfigError: The time is outside 0 .. 86400.
             TransferError: A thread did not end within 2 s more. It keeps both memories.
         """
-        self._workers.close(_seconds(timeout_s))
+        self._workers.close(timeout_s)
         _open_workers.discard(self._workers)
 
     def stats(self) -> dict[str, int | float]:
@@ -189,7 +188,7 @@ class CopyEngine:
             ConfigError: An argument is outside its limits.
             TransferError: This process was forked from the engine's.
         """
-        self._workers.inject_failures(_direction(direction), None if pairs is None else list(pairs), num_tickets)
+        self._workers.inject_failures(direction, None if pairs is None else list(pairs), num_tickets)
 
     def __enter__(self) -> CopyEngine:
         return self
@@ -223,19 +222,6 @@ def _as_pairs(name: str, pairs: Any) -> npt.NDArray[np.int32]:
     if array.min() < -_MAX_ID or array.max() > _MAX_ID:  # the core names the pair where int32 can hold the ids
         raise ConfigError(name, f"block ids {array.min()} .. {array.max()}", f"block ids in 0 .. {_MAX_ID}")
     return array.astype(np.int32)
-
-
-def _direction(value: Any) -> str:
-    if not isinstance(value, str) or value not in _DIRECTIONS:
-        raise ConfigError("direction", repr(value), '"load" (Cpu to Gpu) or "store" (Gpu to Cpu)')
-    return value
-
-
-def _seconds(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"timeout_s: a number of seconds is wanted, not {type(value).__name__}") from error
 
 
 _open_workers: weakref.WeakSet[CopyWorkers] = weakref.WeakSet()

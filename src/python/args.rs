@@ -38,7 +38,7 @@ pub(super) fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     size(name, value, 0..=usize::MAX)
 }
 
-fn text(value: &Bound<'_, PyAny>) -> String {
+pub(super) fn text(value: &Bound<'_, PyAny>) -> String {
     let shown = value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
     match shown.char_indices().nth(60) {
         Some((cut, _)) => format!("{}…", &shown[..cut]),
@@ -46,7 +46,7 @@ fn text(value: &Bound<'_, PyAny>) -> String {
     }
 }
 
-fn type_error(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {
+pub(super) fn type_error(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {
     let got = value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
     PyTypeError::new_err(format!("{name}: {wanted} is wanted, not {got}"))
 }

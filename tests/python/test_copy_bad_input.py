@@ -9,7 +9,23 @@ import numpy as np
 import pytest
 from kvtier import ConfigError, CopyEngine, HostMemory, MemoryLayout
 
-WRONG_KINDS: list[Any] = [None, True, 1, 1.5, "x", "\ud800", b"x", [], [1], {}, {1}, object(), np.arange(3), range(2)]
+WRONG_KINDS: list[Any] = [
+    None,
+    True,
+    1,
+    1.5,
+    "x",
+    "1",
+    "\ud800",
+    b"x",
+    [],
+    [1],
+    {},
+    {1},
+    object(),
+    np.arange(3),
+    range(2),
+]
 
 
 def layout() -> MemoryLayout:

@@ -7,7 +7,6 @@ anything to compute.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -130,11 +129,14 @@ class Engine:
             raise ConfigError("prompt + max_new_tokens", total, f"Gpu memory has room for {room} tokens")
         if request_id is None:
             request_id = f"request-{next(self._ids)}"
-        if any(request.request_id == request_id for request in [*self.waiting, *self.running]):
-            raise ConfigError("request_id", request_id, "not the id of a live request")
         # what the table would refuse at admission is refused here
-        with contextlib.suppress(UnknownRequestError):
+        try:
             self.table.is_ready(request_id)
+            is_live = True
+        except UnknownRequestError:
+            is_live = any(request.request_id == request_id for request in self.waiting)
+        if is_live:
+            raise ConfigError("request_id", request_id, "not the id of a live request")
         self.table.lookup((), salt=salt)
         request = Request(request_id, tokens, len(tokens), sampling, salt, self.clock())
         self.waiting.append(request)

@@ -45,13 +45,17 @@ def test_sampling(value: Any) -> None:
         *(("prompt", prompt, {}) for prompt in (None, 1, "12", b"12", {1}, iter([1]), itertools.count())),
         *(("prompt", prompt, {}) for prompt in ([], [-1], [10**9], [10**30], [1.0], ["1"], [None], [True], [[1]])),
         *(("sampling", [1], {"sampling": value}) for value in (0, "greedy", {}, {"seed": 1}, Sampling)),
-        *(("request_id", [1], {"request_id": value}) for value in (1.5, b"r", ("r",), True, 2**63, "\ud800", "live")),
+        *(
+            ("request_id", [1], {"request_id": value})
+            for value in (1.5, b"r", ("r",), True, 2**63, "\ud800", "live", "foreign")
+        ),
         *(("salt", [1], {"salt": value}) for value in (1.5, ("x",), True, 2**127, "\ud800")),
     ],
     ids=repr,
 )
 def test_requests(argument: str, prompt: Any, options: dict[str, Any]) -> None:
     engine = Engine(tiny_model("llama"), gpu_blocks=16, block_size=4)
+    engine.table.admit("foreign", [1])  # not the engine's
     live = engine.submit(tokens_of(0, 5), Sampling(max_new_tokens=3), request_id="live")
     refused(argument, lambda: engine.submit(prompt, **options))
     assert list(engine.waiting) == [live]
