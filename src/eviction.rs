@@ -178,7 +178,7 @@ pub(crate) struct Evictor<'a> {
 
 impl Evictor<'_> {
     /// Takes the slot out of circulation that was released longest ago: it is the caller's, claimed, with a new
-    /// generation. Its index entry is still there.
+    /// generation. Its index entry is still there, and it is the caller who counts it, see `count_evicted`.
     pub(crate) fn evict(&self) -> Option<usize> {
         self.empty_inbox();
         loop {
@@ -196,11 +196,15 @@ impl Evictor<'_> {
                 (word.is_idle() && !word.is_in_inbox()).then(|| word.with_state(State::Claimed).with_holds(1).renewed())
             };
             if self.order.slots[slot].update(claim).is_ok() {
-                // Relaxed: a decrease that is seen early only makes others refuse.
-                self.order.header.gauges.idle.fetch_sub(1, Relaxed);
                 return Some(slot);
             }
         }
+    }
+
+    /// Counts slots that were evicted.
+    pub(crate) fn count_evicted(&self, num_evicted: usize) {
+        // Relaxed: until it is seen, others who share the tier count on slots that have gone, and find fewer.
+        self.order.header.gauges.idle.fetch_sub(num_evicted as i64, Relaxed);
     }
 
     /// Moves what the inbox has into the order, by stamp. True if it had something.

@@ -10,7 +10,7 @@
 //! a miss later.
 
 use crate::block::BlockHash;
-use crate::sync::{fence, AcqRel, Acquire, AtomicU64, Relaxed, SeqCst};
+use crate::sync::{fence, AcqRel, Acquire, AtomicU64, Relaxed, Release, SeqCst};
 
 /// A cache line of entries: tag in the upper half, slot plus one in the lower; zero is empty.
 #[derive(Debug, Default)]
@@ -43,6 +43,13 @@ pub(crate) struct Index<'a> {
 pub(crate) struct Place {
     tag: u64,
     buckets: [usize; 2],
+}
+
+/// Whether a bucket has an entry with a tag, and which of its entries are empty, a bit each.
+#[derive(Clone, Copy)]
+struct Scan {
+    fits: bool,
+    empty: u32,
 }
 
 fn slot_of(entry: u64) -> usize {
@@ -129,40 +136,92 @@ impl<'a> Index<'a> {
 
     /// Enters `slot` under a hash that it already has. `is_same` compares the full hash of another slot.
     pub(crate) fn insert(self, hash: &BlockHash, slot: usize, is_same: impl Fn(usize) -> bool) -> Inserted {
-        let other = |found: usize| (found != slot && is_same(found)).then_some(());
+        match self.enter(hash, slot, &is_same) {
+            Inserted::Yes => {
+                Self::after_entering();
+                self.confirm(hash, slot, is_same)
+            }
+            refused => refused,
+        }
+    }
+
+    /// First half of `insert`: the entry stays only if `confirm` says so, which is called after `after_entering`. Many
+    /// slots may be entered before that.
+    pub(crate) fn enter(self, hash: &BlockHash, slot: usize, is_same: impl Fn(usize) -> bool) -> Inserted {
         let place = self.place(hash);
-        if self.find_at(place, other).is_some() {
+        let [a, b] = place.buckets.map(|bucket| self.scan(bucket, place.tag));
+        if (a.fits | b.fits) && self.has_other(place, slot, &is_same) {
             return Inserted::Exists;
         }
-        // Relaxed: how full a bucket is only guides the choice.
-        let fill = |bucket: usize| self.buckets[bucket].0.iter().filter(|entry| entry.load(Relaxed) != 0).count();
-        let [a, b] = place.buckets;
-        let emptier = if fill(b) < fill(a) { [b, a] } else { [a, b] };
-        let new = place.tag << 32 | (slot as u64 + 1);
-        let entered = emptier.iter().flat_map(|&bucket| &self.buckets[bucket].0).any(|entry| {
-            // AcqRel: release publishes the slot's hash with the entry. Relaxed on failure: the next one is tried.
-            entry.load(Relaxed) == 0 && entry.compare_exchange(0, new, AcqRel, Relaxed).is_ok()
-        });
-        if !entered {
-            return Inserted::Full;
+        let new = Self::entry(place, slot);
+        let mut order = [(place.buckets[0], a.empty), (place.buckets[1], b.empty)];
+        // The emptier bucket first.
+        if b.empty.count_ones() > a.empty.count_ones() {
+            order.reverse();
         }
-        // SeqCst: our entry is in before we look for the other's; with the same fence on the other side, one of two
+        let entered = order.into_iter().any(|(bucket, empty)| {
+            ones(empty).any(|at| {
+                // AcqRel: release publishes the slot's hash with the entry. Relaxed on failure: the next one is tried.
+                self.buckets[bucket].0[at].compare_exchange(0, new, AcqRel, Relaxed).is_ok()
+            })
+        });
+        if entered {
+            Inserted::Yes
+        } else {
+            Inserted::Full
+        }
+    }
+
+    /// Between `enter` and `confirm`.
+    pub(crate) fn after_entering() {
+        // SeqCst: our entries are in before we look for others'; with the same fence on the other side, one of two
         // threads that enter the same hash sees the other.
         fence(SeqCst);
-        if self.find_at(place, other).is_some() {
+    }
+
+    /// Second half of `insert`: takes the entry back if another slot has been entered under the same hash.
+    pub(crate) fn confirm(self, hash: &BlockHash, slot: usize, is_same: impl Fn(usize) -> bool) -> Inserted {
+        let place = self.place(hash);
+        let new = Self::entry(place, slot);
+        // Relaxed: an entry whose tag fits is read again.
+        let is_rival = |entry: &AtomicU64| (entry.load(Relaxed) ^ new).wrapping_sub(1) < u64::from(u32::MAX);
+        let has_rival = |bucket: usize| self.buckets[bucket].0.iter().fold(false, |any, entry| any | is_rival(entry));
+        if (has_rival(place.buckets[0]) | has_rival(place.buckets[1])) && self.has_other(place, slot, is_same) {
             self.remove(hash, slot);
             return Inserted::Exists;
         }
         Inserted::Yes
     }
 
-    /// Empties the entry of a hash that stands at `slot`; false if there is none.
+    fn has_other(self, place: Place, slot: usize, is_same: impl Fn(usize) -> bool) -> bool {
+        self.find_at(place, |found| (found != slot && is_same(found)).then_some(())).is_some()
+    }
+
+    fn entry(place: Place, slot: usize) -> u64 {
+        place.tag << 32 | (slot as u64 + 1)
+    }
+
+    #[inline]
+    fn scan(self, bucket: usize, tag: u64) -> Scan {
+        let mut scan = Scan { fits: false, empty: 0 };
+        for (at, entry) in self.buckets[bucket].0.iter().enumerate() {
+            // Relaxed: an entry whose tag fits is read again, and one that is empty is taken by an exchange.
+            let entry = entry.load(Relaxed);
+            scan.fits |= entry >> 32 == tag;
+            scan.empty |= u32::from(entry == 0) << at;
+        }
+        scan
+    }
+
+    /// Empties the entry of a hash that stands at `slot`, for the slot's owner alone; false if there is none.
     pub(crate) fn remove(self, hash: &BlockHash, slot: usize) -> bool {
         let place = self.place(hash);
-        let mine = place.tag << 32 | (slot as u64 + 1);
-        self.entries(place).any(|entry| {
-            // AcqRel: who finds the entry empty and fills it comes after what we did to the slot. Relaxed on failure.
-            entry.load(Relaxed) == mine && entry.compare_exchange(mine, 0, AcqRel, Relaxed).is_ok()
+        let mine = Self::entry(place, slot);
+        // Relaxed: nobody but the slot's owner changes an entry that is not empty.
+        self.entries(place).find(|entry| entry.load(Relaxed) == mine).is_some_and(|entry| {
+            // Release: who finds the entry empty and fills it comes after what we did to the slot.
+            entry.store(0, Release);
+            true
         })
     }
 

@@ -113,6 +113,19 @@ impl Slot {
         }
     }
 
+    /// Replaces the word of a slot that the caller owns: nobody else changes it, but for clearing the inbox bit.
+    pub(crate) fn update_owned(&self, change: impl Fn(Word) -> Word) {
+        // Relaxed: the owner's own last change, or the one that it took the slot over by.
+        let old = Word(self.word.load(Relaxed));
+        if old.is_in_inbox() {
+            // The holder of the token may clear the bit at this moment.
+            let _ = self.update(|word| Some(change(word)));
+        } else {
+            // Release: publishes the hash and stamp written before.
+            self.word.store(change(old).0, Release);
+        }
+    }
+
     /// Says that the inbox has been emptied of this slot, and gives the word as it was.
     pub(crate) fn leave_inbox(&self) -> Word {
         // AcqRel: a release of a hold that saw the bit set came before in the word's order, so its stamp is visible;

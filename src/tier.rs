@@ -195,11 +195,7 @@ impl<T> Tier<T> {
 
     /// Whether the tier has a hash, or is receiving it.
     pub(crate) fn knows(&self, hash: &BlockHash) -> bool {
-        let has = |at: usize| {
-            let slot = &self.region.slots()[at];
-            (slot.word().state() != State::Free && slot.has_hash(hash)).then_some(())
-        };
-        self.index().find(hash, has).is_some()
+        self.index().find(hash, |at| self.has(at, hash).then_some(())).is_some()
     }
 
     /// Starts to take holds.
@@ -209,7 +205,7 @@ impl<T> Tier<T> {
 
     /// Starts up to `n` releases and refreshes.
     pub(crate) fn releases(&self, n: usize) -> TierReleases<'_, T> {
-        TierReleases { tier: self, releases: self.order().releases(n), num_published: 0 }
+        TierReleases { tier: self, holds: self.holds(), releases: self.order().releases(n), num_published: 0 }
     }
 
     /// Appends up to `n` slots, claimed: the lowest free ones, then evicted ones, all in ascending order. Each evicted
@@ -224,13 +220,14 @@ impl<T> Tier<T> {
         let start = slots.len();
         self.free_bitmap().take_lowest(n, slots);
         for &slot in &slots[start..] {
-            let claim = |word: Word| Some(word.with_state(State::Claimed).with_holds(1).renewed());
-            let _ = self.region.slots()[slot as usize].update(claim);
+            let claim = |word: Word| word.with_state(State::Claimed).with_holds(1).renewed();
+            self.region.slots()[slot as usize].update_owned(claim);
         }
         let num_free = slots.len() - start;
         if num_free < n {
             if let Some(evictor) = self.order().try_take() {
                 slots.extend(std::iter::from_fn(|| evictor.evict()).take(n - num_free).map(|slot| slot as u32));
+                evictor.count_evicted(slots.len() - start - num_free);
             }
             self.remove_evicted(&slots[start + num_free..], on_evict);
             Self::count(&self.region.header().gauges.cached, num_free as i64 + start as i64 - slots.len() as i64);
@@ -254,24 +251,43 @@ impl<T> Tier<T> {
 
     /// Enters a slot that the caller owns into the index under the hash that it was given.
     pub(crate) fn enter(&self, id: BlockId<T>, hash: &BlockHash) -> Inserted {
-        let is_same = |at: usize| {
-            let slot = &self.region.slots()[at];
-            slot.word().state() != State::Free && slot.has_hash(hash)
-        };
-        self.index().insert(hash, id.index(), is_same)
+        self.index().insert(hash, id.index(), |at| self.has(at, hash))
+    }
+
+    /// First half of `enter`: the entry stays only if `confirm` says so. Any number of slots may be entered first, and
+    /// then confirmed after one `after_entering`, which costs as much as entering several.
+    pub(crate) fn enter_first(&self, id: BlockId<T>, hash: &BlockHash) -> bool {
+        self.index().enter(hash, id.index(), |at| self.has(at, hash)) == Inserted::Yes
+    }
+
+    /// Second half of `enter`.
+    pub(crate) fn confirm(&self, id: BlockId<T>, hash: &BlockHash) -> bool {
+        self.index().confirm(hash, id.index(), |at| self.has(at, hash)) == Inserted::Yes
+    }
+
+    /// Whether a slot that is not free has a hash.
+    fn has(&self, at: usize, hash: &BlockHash) -> bool {
+        let slot = &self.region.slots()[at];
+        slot.word().state() != State::Free && slot.has_hash(hash)
     }
 
     /// Makes a claimed slot a hit under `hash`, its hold staying; false, and nothing changed, if the index has the hash
     /// or no room. The caller counts what is published, see `count_published`.
     pub(crate) fn publish(&self, id: BlockId<T>, hash: &BlockHash) -> bool {
         self.set_hash(id, hash);
-        if self.enter(id, hash) != Inserted::Yes {
-            return false;
+        let is_entered = self.enter(id, hash) == Inserted::Yes;
+        if is_entered {
+            self.publish_entered(id);
         }
-        let result =
-            self.slot(id).update(|word| (word.state() == State::Claimed).then(|| word.with_state(State::Cached)));
-        debug_assert!(result.is_ok(), "publishing {id:?}: {result:?}");
-        true
+        is_entered
+    }
+
+    /// Second half of `publish`: makes a claimed slot a hit that has been entered and confirmed.
+    pub(crate) fn publish_entered(&self, id: BlockId<T>) {
+        self.slot(id).update_owned(|word| {
+            debug_assert_eq!(word.state(), State::Claimed);
+            word.with_state(State::Cached)
+        });
     }
 
     /// Counts claimed slots that were published.
@@ -282,8 +298,7 @@ impl<T> Tier<T> {
     /// Makes a claimed slot the destination of a copy; `num_holds` is one if a request waits for it, else zero. The
     /// caller counts the slots, see `count_expected`, before anybody can end a copy.
     pub(crate) fn expect_copy(&self, id: BlockId<T>, num_holds: u32) {
-        let wait = |word: Word| Some(word.with_state(State::InFlight).with_holds(num_holds));
-        let _ = self.slot(id).update(wait);
+        self.slot(id).update_owned(|word| word.with_state(State::InFlight).with_holds(num_holds));
     }
 
     /// Counts slots that became destinations of copies.
@@ -461,6 +476,8 @@ impl<T> Drop for TierHolds<'_, T> {
 /// Releases of one call on a tier.
 pub(crate) struct TierReleases<'a, T> {
     tier: &'a Tier<T>,
+    /// Holds of refreshes. Counted before the releases, so that no slot is counted as idle twice.
+    holds: TierHolds<'a, T>,
     releases: Releases<'a>,
     /// In-flight slots that were published, counted together at the end.
     num_published: i64,
@@ -486,7 +503,7 @@ impl<T> TierReleases<'_, T> {
     /// By a hold of its own: without one, another thread could evict the slot before it is stamped, and the stamp would
     /// fall on the next owner's.
     pub(crate) fn refresh(&mut self, id: BlockId<T>) {
-        if self.tier.holds().hold_if(id, Word::is_idle) {
+        if self.holds.hold_if(id, Word::is_idle) {
             self.unhold(id);
         }
     }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::block::{BlockHash, GpuBlockId};
 use crate::error::{Error, Result};
 use crate::event::{EventKind, TierName};
+use crate::index::Index;
 use crate::slot::State;
 use crate::slot_list::SlotList;
 use crate::sync::Relaxed;
@@ -217,26 +218,47 @@ impl Shared {
 
     /// Makes a claimed Gpu block a hit, for the caller to count; false if another block is the hit for this hash already.
     fn publish(&self, store_queue: &mut SlotList, id: GpuBlockId, hash: &BlockHash) -> bool {
-        if !self.gpu.publish(id, hash) {
-            return false;
+        let published = self.gpu.publish(id, hash);
+        if published {
+            self.note_published(store_queue, id, hash);
         }
+        published
+    }
+
+    fn note_published(&self, store_queue: &mut SlotList, id: GpuBlockId, hash: &BlockHash) {
         self.push_event(EventKind::Stored, TierName::Gpu, *hash, id.index());
         self.offer_to_store(store_queue, id, hash);
-        true
     }
 
     /// Publishes every full block of a request up to `num_tokens` that was not handled yet.
     fn commit(&self, store_queue: &mut SlotList, request: &mut Request, num_tokens: usize, block_size: usize) {
         let mut num_published = 0;
-        for position in request.handled_blocks..num_tokens / block_size {
-            if let Some(next) = request.hashes.get(position + 8) {
-                self.gpu.prefetch_buckets(next);
-                self.cpu().prefetch_buckets(next);
+        let end = num_tokens / block_size;
+        while request.handled_blocks < end {
+            // A batch has a bit for each of its blocks.
+            let batch = request.handled_blocks..end.min(request.handled_blocks + 64);
+            let Request { hashes, block_ids, .. } = &*request;
+            let mut entered = 0_u64;
+            for position in batch.clone() {
+                if let Some(next) = hashes.get(position + 8) {
+                    self.gpu.prefetch_buckets(next);
+                    self.cpu().prefetch_buckets(next);
+                }
+                self.gpu.set_hash(block_ids[position], &hashes[position]);
+                let is_entered = self.gpu.enter_first(block_ids[position], &hashes[position]);
+                entered |= u64::from(is_entered) << (position - batch.start);
             }
-            // Not published: it stays a private duplicate of the block that is.
-            let published = self.publish(store_queue, request.block_ids[position], &request.hashes[position]);
-            num_published += usize::from(published);
-            request.handled_blocks = position + 1;
+            Index::after_entering();
+            for position in batch.clone() {
+                let (block, hash) = (block_ids[position], &hashes[position]);
+                // Not published: it stays a private duplicate of the block that is.
+                if entered >> (position - batch.start) & 1 == 1 && self.gpu.confirm(block, hash) {
+                    self.gpu.publish_entered(block);
+                    self.note_published(store_queue, block, hash);
+                    num_published += 1;
+                }
+            }
+            request.handled_blocks = batch.end;
         }
         self.gpu.count_published(num_published);
         request.valid_tokens = request.valid_tokens.max(num_tokens);

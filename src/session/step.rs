@@ -4,7 +4,7 @@ use super::admission::cpu_ids;
 use super::{Loads, Session};
 use crate::block::GpuBlockId;
 use crate::event::{EventKind, TierName};
-use crate::index::Inserted;
+use crate::index::Index;
 use crate::plan::Plan;
 use crate::ticket::{Load, Store};
 
@@ -98,16 +98,27 @@ impl Session {
             shared.cpu().set_hash(destination, &hash);
             // In flight before it is in the index, so that whoever finds it there knows that it is on its way.
             shared.cpu().expect_copy(destination, 0);
-            if shared.cpu().enter(destination, &hash) != Inserted::Yes {
+            if shared.cpu().enter_first(destination, &hash) {
+                let generation = shared.gpu.word(source).generation();
+                stores.push(Store { source, generation, destination });
+            } else {
                 // Another session stores this block just now, or both index buckets are full.
                 shared.cpu().end_copy(destination);
                 num_lost += 1;
-                continue;
             }
-            holds.hold_cached(source);
-            let generation = shared.gpu.word(source).generation();
-            stores.push(Store { source, generation, destination });
         }
+        Index::after_entering();
+        stores.retain(|store| {
+            let is_confirmed = shared.cpu().confirm(store.destination, &shared.cpu().hash(store.destination));
+            if is_confirmed {
+                holds.hold_cached(store.source);
+            } else {
+                // As above.
+                shared.cpu().end_copy(store.destination);
+                num_lost += 1;
+            }
+            is_confirmed
+        });
         shared.counters.stores_lost_blocks.add(num_lost);
     }
 }
