@@ -2,7 +2,8 @@
 //!
 //! The parts, from the pure to the moving: [`layout`] describes memory, [`planner`] turns a list of block pairs into
 //! runs and pieces or refuses it, [`chunk`] cuts pieces into bounded portions of work, `in_flight` knows which blocks a
-//! running copy may touch, `queue` is the state behind the lock, [`engine`] the threads, [`arena`] the host memory.
+//! running copy may touch, `queue` is the state behind the lock, [`engine`] the threads, [`arena`] the host memory,
+//! [`registration`] makes it known to a device's driver.
 //! `docs/copying.md` tells the whole story, the ownership of buffers included.
 
 pub mod arena;
@@ -13,6 +14,7 @@ mod in_flight;
 pub mod layout;
 pub mod planner;
 mod queue;
+pub mod registration;
 
 pub use arena::HostArena;
 pub use engine::{CopyEngine, CopyOptions, CopyRequest};
@@ -20,3 +22,4 @@ pub use error::CopyError;
 pub use layout::{DescribedMemory, Fragment, Geometry, HostSlots};
 pub use planner::{CopyPlan, Direction, Piece};
 pub use queue::{CopyStats, Report};
+pub use registration::{Registrar, Registration};
