@@ -11,6 +11,7 @@ pub mod event;
 mod eviction;
 mod free_bitmap;
 pub mod hash;
+mod holds;
 pub mod host;
 mod index;
 #[cfg(all(test, kvtier_loom))]

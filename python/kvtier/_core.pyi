@@ -341,7 +341,10 @@ class BlockTable:
     def stats(self) -> dict[str, int]:
         """Counters since construction and gauges of now, by name; see docs/design.md, section Statistics."""
     def events(self) -> list[Event]:
-        """What became a hit and what ceased to be one since the last call, in order; at most 65,536 are kept."""
+        """What became a hit and what ceased to be one since the last call, in order.
+
+        At most 65,536 wait; what follows is dropped, and counted in `stats()["events_dropped"]`.
+        """
     def audit(self) -> None:
         """Prove the table's invariants, in time proportional to its size.
 

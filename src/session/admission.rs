@@ -179,12 +179,17 @@ impl Session {
         let Self { table, store_queue, slots, .. } = self;
         let shared = &*table.shared;
         slots.clear();
+        if n == 0 {
+            return;
+        }
         let (mut num_evicted, mut num_lost) = (0, 0);
+        let mut events = shared.events();
         let taken = shared.gpu.allocate(n, slots, |id, hash| {
-            shared.push_event(EventKind::Removed, TierName::Gpu, hash, id.index());
+            events.push(EventKind::Removed, TierName::Gpu, hash, id.index());
             num_evicted += 1;
             num_lost += usize::from(store_queue.remove(id.index()));
         });
+        drop(events);
         debug_assert_eq!(taken, n, "the session alone takes Gpu slots, and it had counted them");
         shared.counters.gpu_evicted_blocks.add(num_evicted);
         shared.counters.stores_lost_blocks.add(num_lost);

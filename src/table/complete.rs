@@ -3,10 +3,10 @@
 use super::{BlockTable, Shared};
 use crate::block::CpuBlockId;
 use crate::error::{Error, Result};
-use crate::event::{EventKind, TierName};
+use crate::event::{EventKind, EventPushes, TierName};
+use crate::holds::TierReleases;
 use crate::index::Inserted;
 use crate::ticket::{Copies, Load, Store};
-use crate::tier::TierReleases;
 use crate::Gpu;
 
 impl BlockTable {
@@ -32,7 +32,11 @@ impl BlockTable {
 impl Shared {
     fn complete_stores(&self, copies: &Copies) {
         let stores = &copies.stores;
+        if stores.is_empty() {
+            return;
+        }
         let (mut cpu, mut gpu) = (self.cpu().releases(stores.len()), self.gpu.releases(stores.len()));
+        let mut events = self.events();
         let mut num_failed = 0;
         // Tail first: a parent becomes younger than its children.
         for (pair, &Store { source, destination, .. }) in stores.iter().enumerate().rev() {
@@ -43,7 +47,7 @@ impl Shared {
                 // Read while the slot is this ticket's.
                 let hash = self.cpu().hash(destination);
                 cpu.publish_copied(destination);
-                self.push_event(EventKind::Stored, TierName::Cpu, hash, destination.index());
+                events.push(EventKind::Stored, TierName::Cpu, hash, destination.index());
             }
             gpu.unhold(source);
         }
@@ -53,7 +57,11 @@ impl Shared {
 
     fn complete_loads(&self, copies: &Copies) {
         let loads = &copies.loads;
+        if loads.is_empty() {
+            return;
+        }
         let (mut cpu, mut gpu) = (self.cpu().releases(loads.len()), self.gpu.releases(loads.len()));
+        let mut events = self.events();
         let mut num_failed = 0;
         // By request and tail first in each. Requests in reverse, too: the whole list is walked backwards.
         let mut pair = loads.len();
@@ -64,13 +72,13 @@ impl Shared {
                 pair -= 1;
                 // Behind a failed block everything is computed again, so it must stay the request's own.
                 if pair < start + num_good {
-                    self.publish_loaded(load, &mut gpu);
+                    self.publish_loaded(load, &mut gpu, &mut events);
                 } else {
                     self.gpu.end_copy(load.destination);
                 }
                 if copies.has_failed(pair) {
                     num_failed += 1;
-                    self.withdraw(load.source);
+                    self.withdraw(load.source, &mut events);
                 }
                 cpu.unhold(load.source);
             }
@@ -81,22 +89,22 @@ impl Shared {
 
     /// Makes a loaded block a hit. If another block is the hit for its hash, this one is its request's private duplicate,
     /// or free.
-    fn publish_loaded(&self, load: &Load, gpu: &mut TierReleases<'_, Gpu>) {
+    fn publish_loaded(&self, load: &Load, gpu: &mut TierReleases<'_, Gpu>, events: &mut EventPushes<'_>) {
         let hash = self.gpu.hash(load.destination);
         if self.gpu.enter(load.destination, &hash) != Inserted::Yes {
             self.gpu.end_copy(load.destination);
             return;
         }
         gpu.publish_copied(load.destination);
-        self.push_event(EventKind::Stored, TierName::Gpu, hash, load.destination.index());
+        events.push(EventKind::Stored, TierName::Gpu, hash, load.destination.index());
     }
 
-    fn withdraw(&self, source: CpuBlockId) {
+    fn withdraw(&self, source: CpuBlockId, events: &mut EventPushes<'_>) {
         let hash = self.cpu().hash(source);
         // Another load of the same block may have failed before.
         if self.cpu().withdraw(source) {
             self.counters.cpu_withdrawn_blocks.add(1);
-            self.push_event(EventKind::Removed, TierName::Cpu, hash, source.index());
+            events.push(EventKind::Removed, TierName::Cpu, hash, source.index());
         }
     }
 }

@@ -6,9 +6,9 @@ mod config;
 
 use std::sync::Arc;
 
-use crate::block::BlockHash;
+use crate::block::{BlockHash, TierKind};
 use crate::error::{Error, Result};
-use crate::event::{Event, EventKind, EventLog, TierName};
+use crate::event::{Event, EventLog, EventPushes};
 use crate::hash::{self, Chain, Identity};
 use crate::stats::{Counters, SharedCounters, Stats};
 use crate::sync::{at_least_zero, AcqRel, AtomicI64, AtomicU64, Relaxed, Release};
@@ -97,8 +97,9 @@ impl Shared {
         &self.host.tier
     }
 
-    pub(crate) fn push_event(&self, kind: EventKind, tier: TierName, hash: BlockHash, block_id: usize) {
-        self.host.events.push(kind, tier, hash, block_id);
+    /// Starts the events of one call.
+    pub(crate) fn events(&self) -> EventPushes<'_> {
+        self.host.events.pushes()
     }
 }
 
@@ -145,7 +146,7 @@ impl BlockTable {
 
     /// How many leading blocks are in the Gpu tier, and how many after those in the Cpu tier.
     pub fn lookup_hashed(&self, hashes: &[BlockHash]) -> (usize, usize) {
-        fn count<T>(tier: &Tier<T>, hashes: &[BlockHash]) -> usize {
+        fn count<T: TierKind>(tier: &Tier<T>, hashes: &[BlockHash]) -> usize {
             let mut num_hits = 0;
             tier.find_each(hashes, |hit| {
                 num_hits += usize::from(hit.is_some());
