@@ -45,6 +45,7 @@ impl HostTable {
 
     fn finish_stores(&mut self, open: &Open) {
         let mut releases = self.tier.releases(open.blocks.len());
+        let mut events = self.events.pushes();
         // Tail first: a parent becomes younger than its children, and outlives them.
         for (&block, &has_failed) in open.blocks.iter().zip(&open.failed).rev() {
             if has_failed {
@@ -54,7 +55,7 @@ impl HostTable {
             }
             let hash = self.tier.hash(block);
             releases.publish_copied(block);
-            self.events.push(EventKind::Stored, TierName::Cpu, hash, block.index());
+            events.push(EventKind::Stored, TierName::Cpu, hash, block.index());
             self.counters.stored_blocks += 1;
         }
     }
@@ -83,7 +84,7 @@ impl HostTable {
         // Another load of the same block may have failed before.
         if self.tier.withdraw(block) {
             self.counters.withdrawn_blocks += 1;
-            self.events.push(EventKind::Removed, TierName::Cpu, hash, block.index());
+            self.events.pushes().push(EventKind::Removed, TierName::Cpu, hash, block.index());
         }
     }
 }

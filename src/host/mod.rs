@@ -192,7 +192,8 @@ impl HostTable {
     /// offered again.
     pub fn offer(&mut self, hashes: &[BlockHash], gpu_ids: &[u32], budget: usize, which: Stores) -> Result<Offer> {
         check_lengths(hashes, gpu_ids)?;
-        let mut unknown: Vec<usize> = (0..hashes.len()).filter(|&at| !self.tier.knows(&hashes[at])).collect();
+        let mut unknown: Vec<usize> =
+            (0..hashes.len()).filter(|&at| !self.tier.knows(hashes[at].mix(), &hashes[at])).collect();
         let mut offer = Offer { num_known: hashes.len() - unknown.len(), ..Offer::default() };
         if which == Stores::Repeated {
             let before = unknown.len();
@@ -203,10 +204,12 @@ impl HostTable {
         offer.num_over_budget = unknown.len() - wanted;
         let Self { tier, events, counters, slots, .. } = self;
         slots.clear();
+        let mut events = events.pushes();
         tier.allocate(wanted, slots, |id, hash| {
             events.push(EventKind::Removed, TierName::Cpu, hash, id.index());
             counters.evicted_blocks += 1;
         });
+        drop(events);
         offer.num_no_slot = wanted - slots.len();
         tier.count_expected(slots.len());
         let (mut blocks, mut sources) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
@@ -268,7 +271,9 @@ impl HostTable {
         }
         self.history.clear();
         let Self { tier, events, .. } = self;
+        let mut events = events.pushes();
         tier.clear(|id, hash| events.push(EventKind::Removed, TierName::Cpu, hash, id.index()));
+        drop(events);
         self.counters.num_resets += 1;
         true
     }
