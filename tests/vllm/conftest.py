@@ -44,7 +44,17 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture
 def make_engine(model_dir):
-    """Make an engine; `connector` are the connector's options, or None for none."""
+    """Make an engine that ends with the test; `connector` are the connector's options, or None for none."""
+    yield from _makers(model_dir)
+
+
+@pytest.fixture(scope="module")
+def make_shared_engine(model_dir):
+    """As `make_engine`, for engines that end with the module's tests."""
+    yield from _makers(model_dir)
+
+
+def _makers(model_dir):
     import gc
 
     from vllm import LLM

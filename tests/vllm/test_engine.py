@@ -4,39 +4,7 @@ import random
 
 import pytest
 from kv_bytes import compare_kv, scheduler_of, sides_of
-from kvtier.errors import ConfigError
-
-
-def documents(count, num_tokens, seed=0):
-    rng = random.Random(seed)
-    return [[rng.randrange(3, 500) for _ in range(num_tokens)] for _ in range(count)]
-
-
-def generate(engine, prompts, max_tokens=4):
-    from vllm import SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-    return [tuple(output.outputs[0].token_ids) for output in outputs]
-
-
-def one_by_one(engine, prompts, known=None):
-    tokens = []
-    for prompt in prompts:
-        tokens += generate(engine, [prompt])
-        if known is not None:
-            compare_kv(engine, known)
-    return tokens
-
-
-def settle(engine):
-    """Let the engine take the acknowledgements of the last copies."""
-    core = engine.llm_engine.engine_core.engine_core
-    for _ in range(200):
-        if not core.scheduler.connector.has_pending_push_work():
-            return
-        core.step_fn()
-    raise AssertionError("copies have not ended in 200 steps")
+from runs import documents, generate, one_by_one, settle
 
 
 def test_evicted_prefixes_return(make_engine):
@@ -150,21 +118,3 @@ def test_bfloat16(make_engine):
     assert one_by_one(engine, docs * 2, known) == expected * 2
     settle(engine)
     assert sides_of(engine)[0].table.stats()["loaded_blocks"] >= 30
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({}, "host_gib"),
-        ({"host_gib": -1}, "host_gib"),
-        ({"host_gib": 1, "store_mode": "lazy"}, "store_mode"),
-        ({"host_gib": 1, "copy_threads": 0}, "copy_threads"),
-        ({"host_gib": 1, "colour": 3}, "colour"),
-        ({"host_gib": 1, "metrics": 1}, "metrics"),
-    ],
-)
-def test_options_are_refused_by_name(options, name):
-    from kvtier.connectors.vllm.options import Options
-
-    with pytest.raises(ConfigError, match=name):
-        Options.parse(options)
