@@ -61,4 +61,7 @@ def step_through(engine, prompts, max_tokens, aborts=None):
             tokens[output.request_id] = tuple(output.outputs[0].token_ids)
         step += 1
         assert step < 5000, "the engine does not come to an end"
+    assert set(tokens) <= set(names), "a request has another name"
+    for index, name in enumerate(names):
+        assert index in aborts or len(tokens[name]) == max_tokens
     return [tokens.get(name, ()) for name in names]
