@@ -109,6 +109,10 @@ impl Session {
             holds.hold_cached(block);
         }
         drop(holds);
+        if self.planned_loads.is_empty() {
+            // Before the holds: a block that is held and then withdrawn is counted after this.
+            self.num_withdrawn_before = shared.host.num_withdrawn.get();
+        }
         let mut holds = shared.cpu().holds();
         // Other sessions evict from the Cpu tier: the prefix ends where a hold does not succeed.
         shared.cpu().find_each(&hashes[gpu_hit_blocks..num_hittable], |hit: Option<Hit<_>>| match hit {

@@ -31,6 +31,8 @@ pub struct Session {
     requests: Requests,
     /// Requests whose loads the next step lists, in order of admission.
     planned_loads: Vec<RequestRef>,
+    /// How many blocks the Cpu tier had withdrawn before the first of these was admitted.
+    num_withdrawn_before: u64,
     /// Published Gpu blocks that the Cpu tier lacks, oldest first.
     store_queue: SlotList,
     /// Tickets issued and not collected, oldest first.
@@ -62,6 +64,7 @@ impl Session {
             table: BlockTable { shared: Arc::new(shared) },
             requests: Requests::default(),
             planned_loads: Vec::new(),
+            num_withdrawn_before: 0,
             tickets: Vec::new(),
             num_collected: 0,
             slots: Vec::new(),
@@ -179,9 +182,10 @@ impl Session {
                 shared.counters.stores_lost_blocks.add(1);
             }
         }
-        for request in copies.loads_by_request() {
+        // Where another load of the same block has failed, the Cpu tier has lost it.
+        let may_be_lost = shared.host.num_withdrawn.get() != copies.num_withdrawn_before;
+        for request in copies.loads_by_request().filter(|_| may_be_lost) {
             for load in &request.loads[..request.num_good] {
-                // Where another load of the same block has failed, the Cpu tier has lost it.
                 if shared.is_still_cached(load.destination, load.generation) {
                     let hash = shared.gpu.hash(load.destination);
                     shared.offer_to_store(store_queue, load.destination, hash.mix(), &hash);

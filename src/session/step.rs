@@ -28,11 +28,12 @@ impl Session {
         if self.planned_loads.is_empty() {
             return;
         }
-        let Self { table, requests, planned_loads, .. } = self;
+        let Self { table, requests, planned_loads, num_withdrawn_before, .. } = self;
         let shared = &*table.shared;
         // The requests that these loads belong to are live, so no reset can run.
         shared.host.begin_activity(1);
         plan.load_ticket = shared.tickets.issue(|_, copies| {
+            copies.num_withdrawn_before = *num_withdrawn_before;
             for owner in planned_loads.drain(..) {
                 let Some(request) = requests.resolve(owner) else { continue };
                 request.loads = Loads::Running;

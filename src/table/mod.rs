@@ -10,7 +10,7 @@ use crate::block::{BlockHash, TierKind};
 use crate::error::{Error, Result};
 use crate::event::{Event, EventLog, EventPushes};
 use crate::hash::{self, Chain, Identity};
-use crate::stats::{Counters, SharedCounters, Stats};
+use crate::stats::{Counter, Counters, SharedCounters, Stats};
 use crate::sync::{at_least_zero, AcqRel, AtomicI64, AtomicU64, Relaxed, Release};
 use crate::ticket::Tickets;
 use crate::tier::Tier;
@@ -23,6 +23,8 @@ pub use config::Config;
 pub(crate) struct HostTier {
     pub(crate) tier: Tier<Cpu>,
     pub(crate) events: EventLog,
+    /// Blocks that were withdrawn because a load of them failed, for all sessions.
+    pub(crate) num_withdrawn: Counter,
     /// Live requests and open tickets of all sessions; the top bit while a reset runs.
     activity: AtomicU64,
 }
@@ -78,6 +80,7 @@ impl Shared {
             None => Arc::new(HostTier {
                 tier: Tier::new(config.cpu_blocks, "cpu_blocks")?,
                 events: EventLog::new(),
+                num_withdrawn: Counter::default(),
                 activity: AtomicU64::new(0),
             }),
         };
