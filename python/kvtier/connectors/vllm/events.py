@@ -49,7 +49,7 @@ class KvEvents:
                 self._ready.append(self._removed(event.block_hash))
 
     def take(self, events: Iterable[Event]) -> list[Any]:
-        """vLLM's events since the last call, after those of the table that came without a ticket: evictions."""
+        """The events for vLLM since the last call, after those of the table that came without a ticket: evictions."""
         self.collect(None, events)
         ready, self._ready = self._ready, []
         return ready
@@ -63,7 +63,9 @@ class KvEvents:
         lora = request.lora_request if request is not None else None
         fields: dict[str, Any] = {
             "block_hashes": [maybe_convert_block_hash(digest)],
-            "parent_block_hash": maybe_convert_block_hash(request.block_hashes[index - 1]) if index else None,
+            "parent_block_hash": maybe_convert_block_hash(request.block_hashes[index - 1])
+            if request is not None and index
+            else None,
             "token_ids": list(request.all_token_ids[start : start + self._block_size]) if request is not None else [],
             "block_size": self._block_size,
             "lora_id": lora.adapter_id if lora is not None else None,
