@@ -37,7 +37,7 @@ demo: ## set up .venv, build and install the wheel, run `kvtier demo` (options: 
 	@scripts/setup.sh --wheel run demo
 	.venv/bin/kvtier demo $(ARGS)
 
-test: lint test-rust loom test-python instructions ## set up .venv, build and install the wheel, run every check and every test
+test: lint test-rust loom test-python test-vllm instructions ## set up .venv, build and install the wheel, run every check and every test
 
 build: ## build the wheel in release mode and install it in .venv, without the demo's packages
 	@scripts/setup.sh --wheel run
@@ -80,7 +80,7 @@ test-python: ## run the Python tests against the installed wheel (options: ARGS=
 	KVTIER_REQUIRE_CORE=1 KVTIER_REQUIRE_TORCH=1 OMP_NUM_THREADS=1 KVTIER_WHEEL="$$(ls dist/kvtier-*.whl)" \
 	  $(PY) -m pytest $(ARGS)
 
-test-vllm: ## set up .venv-vllm (vLLM for CPU; some 7 GB), install the wheel there, run the connector in the real engine
+test-vllm: ## set up .venv-vllm (vLLM for CPU), install the wheel there, run the connector in the real engine
 	@scripts/setup.sh --wheel run
 	@scripts/setup-vllm.sh
 	.venv-vllm/bin/python -m pytest tests/vllm -p no:cacheprovider $(ARGS)
