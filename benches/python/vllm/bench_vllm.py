@@ -185,7 +185,8 @@ def table(figures: dict[str, Any]) -> str:
         row = documents[name]
         lines.append(
             f"  {name:8} {row['first_seconds']:8.2f} {row['second_seconds']:9.2f}"
-            f" {row['second_computed_percent']:8.1f}% {row['is_same_output']!s:>12} {row['connector_us_per_step']:18.1f}"
+            f" {row['second_computed_percent']:8.1f}% {row['is_same_output']!s:>12}"
+            f" {row['connector_us_per_step']:18.1f}"
         )
     lines.append(f"first token of {ttft['tokens']} tokens, ms, min / median / max of {ttft['rounds']} rounds")
     for name, ms in ttft["ms"].items():
