@@ -11,7 +11,7 @@ def test_evicted_prefixes_return(make_engine):
     docs = documents(6, 290)
     plain = make_engine()
     expected = one_by_one(plain, docs)
-    engine = make_engine({"host_gib": 0.05})
+    engine = make_engine({"host_gib": 0.05, "load_choice": "always"})
     known = {}
     assert one_by_one(engine, docs, known) == expected
     settle(engine)
@@ -52,7 +52,7 @@ def test_mixed_requests_with_sharing_preemption_and_chunks(make_engine):
 def test_failed_loads_are_computed(make_engine):
     docs = documents(6, 290, seed=7)
     expected = one_by_one(make_engine(), docs)
-    engine = make_engine({"host_gib": 0.05})
+    engine = make_engine({"host_gib": 0.05, "load_choice": "always"})
     known = {}
     assert one_by_one(engine, docs, known) == expected
     settle(engine)
@@ -113,7 +113,7 @@ def test_swapped_blocks_are_noticed(make_engine):
 def test_bfloat16(make_engine):
     docs = documents(5, 290, seed=11)
     expected = one_by_one(make_engine(dtype="bfloat16"), docs)
-    engine = make_engine({"host_gib": 0.05}, dtype="bfloat16")
+    engine = make_engine({"host_gib": 0.05, "load_choice": "always"}, dtype="bfloat16")
     known = {}
     assert one_by_one(engine, docs * 2, known) == expected * 2
     settle(engine)

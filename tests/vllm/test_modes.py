@@ -5,6 +5,9 @@ from kv_bytes import compare_kv, scheduler_of, sides_of
 from runs import documents, generate, one_by_one, settle
 
 BLOCKS = 9  # full blocks of a document that can be a hit
+# On a machine that is busy with other things a copy may take longer than computing: where loads are counted, they are
+# not left to be decided by what was measured.
+ALWAYS = {"host_gib": 0.05, "load_choice": "always"}
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +30,21 @@ def loaded_in_a_round(engine, docs, expected, known):
 
 
 def test_lazy_stores_what_is_about_to_be_reused(make_engine, docs, expected):
-    engine = make_engine({"host_gib": 0.05, "store_mode": "lazy"})
+    engine = make_engine(ALWAYS | {"store_mode": "lazy"})
     known = {}
     assert one_by_one(engine, docs[:1], known) == expected[:1]
     settle(engine)
     # The pool is not full: nothing is about to be reused.
     assert sides_of(engine)[0].table.stats()["stored_blocks"] == 0
-    assert one_by_one(engine, docs[1:], known) == expected[1:]
-    settle(engine)
+    for doc, tokens in zip(docs[1:], expected[1:], strict=True):
+        assert one_by_one(engine, [doc], known) == [tokens]
+        # While copies are under way, vLLM takes other blocks, which are lost.
+        settle(engine)
     assert loaded_in_a_round(engine, docs, expected, known) >= 0.95 * len(docs) * BLOCKS
 
 
 def test_second_use_stores_at_the_second_use(make_engine, docs, expected):
-    engine = make_engine({"host_gib": 0.05, "store_mode": "second_use"})
+    engine = make_engine(ALWAYS | {"store_mode": "second_use"})
     known = {}
     assert loaded_in_a_round(engine, docs, expected, known) == 0
     stats = sides_of(engine)[0].table.stats()
@@ -52,7 +57,7 @@ def test_second_use_stores_at_the_second_use(make_engine, docs, expected):
 
 @pytest.mark.parametrize("same_step", [True, False])
 def test_loads_within_the_step_and_beside_it(make_engine, docs, expected, same_step):
-    engine = make_engine({"host_gib": 0.05, "same_step_loads": same_step})
+    engine = make_engine(ALWAYS | {"same_step_loads": same_step})
     known = {}
     loaded_in_a_round(engine, docs, expected, known)
     assert loaded_in_a_round(engine, docs, expected, known) >= 0.95 * len(docs) * BLOCKS
@@ -77,7 +82,7 @@ def test_a_budget_of_stores_delays_them(make_engine, docs, expected):
 def test_a_budget_of_loads_delays_requests(make_engine, docs, expected):
     engine = make_engine()
     block_bytes = scheduler_of(engine).kv_cache_config.kv_cache_groups[0].kv_cache_spec.page_size_bytes * 3
-    engine = make_engine({"host_gib": 0.05, "max_load_bytes_per_step": 2 * block_bytes, "load_choice": "always"})
+    engine = make_engine(ALWAYS | {"max_load_bytes_per_step": 2 * block_bytes})
     known = {}
     loaded_in_a_round(engine, docs, expected, known)
     # Both fit the pool, and each alone is above the budget: the second waits for the next step.
@@ -90,7 +95,7 @@ def test_a_budget_of_loads_delays_requests(make_engine, docs, expected):
 
 
 def test_a_prefix_that_is_being_loaded_is_joined(make_engine, docs, expected):
-    engine = make_engine({"host_gib": 0.05, "same_step_loads": False, "load_choice": "always"})
+    engine = make_engine(ALWAYS | {"same_step_loads": False})
     known = {}
     loaded_in_a_round(engine, docs, expected, known)
     # The same document twice, and one that has nothing to do with it.

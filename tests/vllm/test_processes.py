@@ -13,7 +13,7 @@ OWN = {
     "kv_connector_module_path": "kvtier.connectors.vllm",
     "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
-    "kv_connector_extra_config": {"host_gib": 0.05},
+    "kv_connector_extra_config": {"host_gib": 0.05, "load_choice": "always"},
 }
 MULTI = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": [OWN]}}
 

@@ -78,7 +78,7 @@ def test_nothing_is_announced_before_it_is_there(make_engine, docs):
 def test_every_statistic_is_declared_and_adds_up(make_engine, docs, expected):
     from kvtier.connectors.vllm.stats import COUNTERS, GAUGES
 
-    engine = make_engine({"host_gib": 0.05}, disable_log_stats=False)
+    engine = make_engine({"host_gib": 0.05, "load_choice": "always"}, disable_log_stats=False)
     assert one_by_one(engine, docs * 2, {}) == expected * 2
     settle(engine)
     generate(engine, documents(1, 40, seed=32))
@@ -108,7 +108,7 @@ def test_metrics_may_be_left_out(make_engine, docs):
 
 
 def test_sleep_and_reset_empty_the_host_tier(make_engine, docs, expected):
-    engine = make_engine({"host_gib": 0.05})
+    engine = make_engine({"host_gib": 0.05, "load_choice": "always"})
     assert one_by_one(engine, docs, {}) == expected
     settle(engine)
     tables = sides_of(engine)[0]
@@ -149,7 +149,7 @@ def test_a_reset_forgets_what_is_being_stored(make_engine, docs):
 def test_a_salt_keeps_tenants_apart(make_engine, docs):
     from vllm import SamplingParams
 
-    engine = make_engine({"host_gib": 0.05})
+    engine = make_engine({"host_gib": 0.05, "load_choice": "always"})
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, detokenize=False)
     tables = sides_of(engine)[0]
 

@@ -12,7 +12,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.logger import init_logger
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier.connectors.vllm.events import KvEvents
 from kvtier.connectors.vllm.metadata import Acknowledgements, StepPlan
@@ -21,6 +20,11 @@ from kvtier.connectors.vllm.refusals import check_supported
 from kvtier.connectors.vllm.scheduler import SchedulerSide
 from kvtier.connectors.vllm.stats import PromStats, Stats
 from kvtier.connectors.vllm.worker import WorkerSide
+
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ModuleNotFoundError:  # before vLLM 0.32, which tells hits apart by where they come from
+    CacheHitSource = None
 
 __all__ = ["KvtierConnector"]
 
@@ -37,7 +41,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         ConfigError: An option is outside its limits, or the model or configuration is not supported.
     """
 
-    _cache_hit_source = CacheHitSource.HOST
+    if CacheHitSource is not None:
+        _cache_hit_source = CacheHitSource.HOST
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

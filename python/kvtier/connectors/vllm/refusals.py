@@ -45,6 +45,6 @@ def check_supported(config: Any, kv_cache_config: Any) -> None:
     for feature in ("sliding_window", "attention_chunk_size"):
         if getattr(spec, feature, None) is not None:
             raise ConfigError(feature, getattr(spec, feature), "None: KvtierConnector supports full attention only")
-    hash_block_size = kv_cache_config.hash_block_size
+    hash_block_size = getattr(kv_cache_config, "hash_block_size", None)  # from vLLM 0.32
     if hash_block_size is not None and hash_block_size != spec.block_size:
         raise ConfigError("hash_block_size", hash_block_size, f"{spec.block_size}, the block size")
