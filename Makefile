@@ -2,12 +2,13 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust loom stress asan test-python test-vllm instructions fuzz mutants bench bench-rivals bench-vllm fmt lock clean
+.PHONY: help demo test build wheel lint test-rust loom stress asan test-python test-vllm test-vllm-older instructions fuzz mutants bench bench-rivals bench-vllm fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
 LOCK_ARGS ?=
 FUZZ_SECONDS ?= 3600
+VLLM_VERSIONS ?= 0.31.0 0.30.0
 FUZZ_TOOLCHAIN ?= nightly-x86_64-unknown-linux-gnu
 # Without a sanitizer and without giving memory back after each run the fuzzer is six times as fast; afterwards all that
 # it has found is run once more under the address sanitizer.
@@ -85,6 +86,12 @@ test-vllm: ## set up .venv-vllm (vLLM for CPU), install the wheel there, run the
 	@scripts/setup-vllm.sh
 	.venv-vllm/bin/python -m pytest tests/vllm -p no:cacheprovider $(ARGS)
 
+test-vllm-older: ## run the connector in older versions of vLLM, too (VLLM_VERSIONS), each in an environment of its own
+	@scripts/setup.sh --wheel run
+	@for version in $(VLLM_VERSIONS); do \
+	  scripts/setup-vllm.sh $$version && .venv-vllm-$$version/bin/python -m pytest tests/vllm -p no:cacheprovider $(ARGS) || exit 1; \
+	done
+
 bench-vllm: ## figures of the connector in vLLM on CPU; writes benches/results/vllm-<date>.json (options: ARGS="--rounds 9")
 	@scripts/setup.sh --wheel run
 	@scripts/setup-vllm.sh
@@ -131,5 +138,5 @@ lock: ## resolve requirements/*.lock again, after a change of pyproject.toml or 
 	$(RESOLVE) requirements/bench.in -c requirements/test.lock -o requirements/bench.lock
 
 clean: ## remove .venv and everything that was built
-	rm -rf .venv .venv-bench .venv-vllm dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-bench .venv-vllm* dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

