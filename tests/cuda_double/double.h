@@ -1,0 +1,43 @@
+// Controls of the test double: what goes wrong, when, and how slowly.
+#ifndef KVTIER_DOUBLE_H
+#define KVTIER_DOUBLE_H
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <string>
+
+namespace cuda_double {
+
+// The double as after start: no failure, no delay, one device with everything. Streams and device memory stay.
+void reset();
+// The call of this name fails with `code`, after `skip` calls of it that do not. Once.
+void fail(const std::string& call, cudaError_t code, int skip = 0);
+// From now on every call fails with `code`, and streams drop what they have.
+void lose_device(cudaError_t code);
+void hide_batch_copy();
+// What the driver's batch copy returns, without copying; 0: it copies.
+void refuse_batch_copy(int code);
+void set_num_devices(int count);
+void set_reads_host(bool reads);
+void set_capturing(bool capturing);
+// Every operation of a stream waits for a random time below this: streams overtake each other.
+void set_max_delay_us(unsigned delay);
+
+// Device memory; copies check that their device side lies in some.
+void* device_memory(size_t bytes);
+void free_device_memory(void* address);
+
+cudaStream_t new_stream();
+// Has a stream run something, in order.
+void run_on(cudaStream_t stream, std::function<void()> body);
+// Waits for everything enqueued so far on a stream.
+void drain(cudaStream_t stream);
+size_t num_live_events();
+size_t num_live_streams();
+size_t num_registered();
+// What the double refused to do, because a caller broke a rule of CUDA: "" if nothing.
+std::string broken_rule();
+
+}  // namespace cuda_double
+#endif
