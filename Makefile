@@ -54,6 +54,7 @@ lint: ## check formatting, lints, types and the type stub of the core
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 	$(PY) scripts/check_notes.py
+	$(PY) scripts/mutate.py --check
 	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml kvtier._core
 
 test-rust: ## run the Rust tests
@@ -72,7 +73,7 @@ stress: ## ten minutes of real threads on a small table
 
 asan: ## run the Rust tests under the address sanitizer (needs a nightly toolchain: NIGHTLY=name)
 	RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/asan \
-	  cargo +$(or $(NIGHTLY),nightly) test --locked --target x86_64-unknown-linux-gnu --lib --test model --test stress
+	  cargo +$(or $(NIGHTLY),nightly) test --locked --target x86_64-unknown-linux-gnu --lib --test model --test stress --test memory --test store_limits --test admission --test eviction_order
 
 test-python: ## run the Python tests against the installed wheel (options: ARGS="-k admit")
 	@scripts/setup.sh --wheel run demo test
@@ -85,7 +86,7 @@ fuzz: ## fuzz the table for FUZZ_SECONDS (3600); needs cargo-fuzz and a nightly 
 	  cargo +$(FUZZ_TOOLCHAIN) fuzz run --sanitizer none model -- -max_total_time=$(FUZZ_SECONDS) $(FUZZ_OPTIONS)
 	cargo +$(FUZZ_TOOLCHAIN) fuzz run model -- -runs=0 $(FUZZ_OPTIONS)
 
-mutants: ## put faults into a copy of the table, one at a time, and show that the Rust tests fail for each
+mutants: ## put faults into a copy of the table, one at a time, and show that tests or models fail for each
 	python3 scripts/mutate.py $(ARGS)
 
 instructions: ## count the instructions of fixed work by callgrind and compare with benches/instructions.json (ARGS=--update)

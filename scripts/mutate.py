@@ -1,13 +1,17 @@
 """Puts deliberate faults into a copy of the table, one at a time, and shows that the Rust tests fail for each.
 
+A fault that the tests miss is put to the loom models; those of `RACES` go to the models at once.
+
 A fault is an exact text and what replaces it. It is an error if a text is not found exactly once, if the tests fail
-without a fault, if a fault does not compile, or if the tests pass with one.
+without a fault, if a fault does not compile, or if the tests pass with one. With `--check`, only the first is looked
+for, which takes no time: `make lint` does that, so that a change of the table takes its faults along.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,8 +32,13 @@ TESTS = [
     "admission",
     "--test",
     "eviction_order",
+    "--test",
+    "store_limits",
 ]
 SECONDS_PER_RUN = 60
+# For what the tests miss. A model that is lost in a faulty interleaving counts as one that fails.
+MODELS = ["cargo", "test", "--locked", "--quiet", "--release", "--lib", "models"]
+SECONDS_PER_MODELS = 180
 
 # (name, file under src, text, replacement)
 # ruff: noqa: E501
@@ -38,7 +47,7 @@ FAULTS = [
     (
         "forget the ticket's hold on a store's source",
         "session/step.rs",
-        "            shared.gpu.hold_cached(source);\n",
+        "            holds.hold_cached(source);\n",
         "",
     ),
     (
@@ -63,8 +72,8 @@ FAULTS = [
     (
         "publish a store when it is planned",
         "session/step.rs",
-        "            shared.gpu.hold_cached(source);\n",
-        "            shared.gpu.hold_cached(source);\n            shared.cpu().publish_copied(destination);\n",
+        "            holds.hold_cached(source);\n",
+        "            holds.hold_cached(source);\n            shared.cpu().releases(1).publish_copied(destination);\n",
     ),
     (
         "ignore failed pairs of stores",
@@ -106,20 +115,85 @@ FAULTS = [
         "slot_at(self.oldest().load(Relaxed)) else {",
         "slot_at(self.youngest().load(Relaxed)) else {",
     ),
-    ("order by age the wrong way round", "eviction.rs", "slots[at].stamp() > stamp", "slots[at].stamp() < stamp"),
-    ("forget to count idle slots", "eviction.rs", "            self.num_idle += 1;\n", ""),
+    ("order by age the wrong way round", "eviction.rs", "its_stamp > stamp", "its_stamp < stamp"),
+    (
+        "forget to count idle slots",
+        "eviction.rs",
+        "            header.gauges.idle.fetch_add(self.num_idle, Release);\n",
+        "            let _ = header;\n",
+    ),
+    (
+        "insert behind a slot on its way to a new place",
+        "eviction.rs",
+        "!word.is_idle() || word.is_in_inbox()",
+        "!word.is_idle()",
+    ),
+    ("evict what is held", "eviction.rs", "(word.is_idle() && !word.is_in_inbox()).then", "(!word.is_in_inbox()).then"),
+    (
+        "evict a slot that was released again",
+        "eviction.rs",
+        "(word.is_idle() && !word.is_in_inbox()).then",
+        "word.is_idle().then",
+    ),
+    (
+        "keep the generation of an evicted slot",
+        "eviction.rs",
+        "with_state(State::Claimed).with_holds(1).renewed()",
+        "with_state(State::Claimed).with_holds(1)",
+    ),
+    ("never change the generation", "slot.rs", "self.0.wrapping_add(1 << 32)", "self.0"),
     (
         "forget that evicted slots are not idle",
         "eviction.rs",
         "                self.order.header.gauges.idle.fetch_sub(1, Relaxed);\n",
         "",
     ),
-    ("refresh no slot that is idle", "eviction.rs", "word.is_idle().then(|| {", "false.then(|| {"),
+    ("refresh no slot that is idle", "tier.rs", "if self.tier.holds().hold_if(id, Word::is_idle) {", "if false {"),
+    ("leave the twin of a duplicate as old as it is", "session/ending.rs", "gpu.refresh(twin.id);", "let _ = twin.id;"),
+    (
+        "keep counting hits as evictable when they are held",
+        "tier.rs",
+        "gauges.idle, -self.num_idle)",
+        "gauges.idle, 0 * self.num_idle)",
+    ),
+    (
+        "keep counting slots as in flight when they are published",
+        "tier.rs",
+        "gauges.in_flight, -self.num_published)",
+        "gauges.in_flight, 0 * self.num_published)",
+    ),
+    (
+        "hold without comparing the generation",
+        "tier.rs",
+        "self.hold_if(hit.id, |word| word.generation() == hit.generation)",
+        "self.hold_if(hit.id, |_| true)",
+    ),
+    (
+        "hit without comparing the hash",
+        "tier.rs",
+        "before.state() != State::Cached || !slot.has_hash(hash)",
+        "before.state() != State::Cached || hash.0.is_empty()",
+    ),
+    (
+        "hit a slot that is not published",
+        "tier.rs",
+        """        if before.state() != State::Cached || !slot.has_hash(hash) {
+            return None;
+        }
+        // A slot that was published before and after, in one generation, had this hash throughout.
+        let after = slot.word();
+        (after.state() == State::Cached && after""",
+        """        if !slot.has_hash(hash) {
+            return None;
+        }
+        let after = slot.word();
+        (after""",
+    ),
     (
         "leave an evicted slot in the index",
         "tier.rs",
-        "        self.index().remove(&hash, slot);\n        on_evict",
-        "        on_evict",
+        "            self.index().remove(&hash, slot as usize);\n            on_evict",
+        "            on_evict",
     ),
     (
         "leave a withdrawn slot in the index",
@@ -137,8 +211,8 @@ FAULTS = [
     (
         "enter a hash twice",
         "index.rs",
-        "        if self.find(hash, other).is_some() {\n            return Inserted::Exists;\n        }\n        let place",
-        "        let place",
+        "        if self.find_at(place, other).is_some() {\n            return Inserted::Exists;\n        }\n",
+        "",
     ),
     ("look at one bucket only", "index.rs", "if a == b { &[][..] }", "if true { &[][..] }"),
     (
@@ -206,60 +280,183 @@ FAULTS = [
     (
         "count a block twice that is named twice",
         "session/admission.rs",
-        "            available =\n                num_available.saturating_sub(num_idle_blocks(&shared.gpu, &self.spare().hashes[..gpu_hit_blocks]));",
-        "            available = num_available;",
+        "            available = counted.saturating_sub(num_different);",
+        "            available = counted + 0 * num_different;",
+    ),
+    (
+        "count hits that nobody holds as available",
+        "session/admission.rs",
+        "let mut available = counted.saturating_sub(num_idle);",
+        "let mut available = counted + 0 * num_idle;",
+    ),
+    (
+        "name the wrong reason for what is not stored",
+        "session/step.rs",
+        "if budget <= available {",
+        "if budget > available {",
     ),
     ("store more than the budget", "session/step.rs", ".min(budget).min(available)", ".min(available)"),
 ]
 
+# Faults that only other interleavings show: the first stage is not asked, the models are.
+RACES = [
+    (
+        "count idle slots before they can be found",
+        "eviction.rs",
+        "        let header = self.order.header;\n        if let",
+        "        let header = self.order.header;\n        header.gauges.idle.fetch_add(std::mem::take(&mut self.num_idle), Release);\n        if let",
+    ),
+    (
+        "take free slots without an exchange",
+        "free_bitmap.rs",
+        "match self.words[at].compare_exchange_weak(word, word | wanted, AcqRel, Relaxed) {",
+        "self.words[at].store(word | wanted, Release);\n                match Ok::<u64, u64>(word) {",
+    ),
+    (
+        "enter a hash without a fence",
+        "index.rs",
+        "        fence(SeqCst);\n",
+        "        let _ = (fence as fn(_), SeqCst);\n",
+    ),
+    (
+        "enter a hash without a second look",
+        "index.rs",
+        "        if self.find_at(place, other).is_some() {\n            self.remove",
+        "        if false {\n            self.remove",
+    ),
+    (
+        "begin during a reset",
+        "table/mod.rs",
+        "self.activity.fetch_add(n as u64, AcqRel) & RESETTING == 0",
+        "self.activity.fetch_add(n as u64, AcqRel) < u64::MAX",
+    ),
+    (
+        "end activity without a release",
+        "table/mod.rs",
+        "self.activity.fetch_sub(n as u64, Release)",
+        "self.activity.fetch_sub(n as u64, Relaxed)",
+    ),
+    (
+        "be done without an order",
+        "ticket.rs",
+        "cell.done.fetch_or(1 << rank, AcqRel)",
+        "cell.done.fetch_or(1 << rank, Relaxed)",
+    ),
+    (
+        "begin on another ticket of the cell",
+        "ticket.rs",
+        "begun >> 32 != number & 0xffff_ffff || !is_open",
+        "false && is_open",
+    ),
+    (
+        "abandon a copy that has ended",
+        "tier.rs",
+        "(word.state() == State::InFlight).then(|| word.with_holds(0))",
+        "Some(word.with_holds(0))",
+    ),
+    (
+        "count what is available after the hits",
+        "session/admission.rs",
+        "        let mut available = counted",
+        "        let counted = shared.gpu.num_available();\n        let mut available = counted",
+    ),
+    (
+        "end a reset's activity before the outcome is in the tiers",
+        "table/complete.rs",
+        "        outcome.copies(|copies| {",
+        "        shared.host.end_activity(1);\n        shared.host.begin_activity(1);\n        outcome.copies(|copies| {",
+    ),
+]
 
-def apply(tree: Path, name: str, file: str, text: str, replacement: str) -> tuple[Path, str]:
-    """Puts a fault into the tree; gives the file and what was in it."""
+
+def changed(tree: Path, name: str, file: str, text: str, replacement: str) -> tuple[Path, str, str]:
+    """A file of the tree, what is in it, and what a fault makes of that."""
     path = tree / "src" / file
     source = path.read_text()
     if source.count(text) != 1:
         sys.exit(f"{name}: the text is {source.count(text)} times in src/{file}")
-    path.write_text(source.replace(text, replacement))
+    return path, source, source.replace(text, replacement)
+
+
+def apply(tree: Path, name: str, file: str, text: str, replacement: str) -> tuple[Path, str]:
+    """Puts a fault into the tree; gives the file and what was in it."""
+    path, source, faulty = changed(tree, name, file, text, replacement)
+    path.write_text(faulty)
     return path, source
 
 
-def tests_pass(tree: Path) -> bool:
-    """Whether the tests of the tree pass; one that never ends does not."""
-    seed = {"PROPTEST_RNG_SEED": "1", "PROPTEST_MAX_SHRINK_ITERS": "0"}
-    options = {"cwd": tree, "env": os.environ | seed, "capture_output": True, "text": True}
-    built = subprocess.run([*TESTS, "--no-run"], **options, check=False)
+def passes(tree: Path, command: list[str], seconds: int, environment: dict[str, str]) -> bool:
+    """Whether the tests of the tree pass; those that never end do not."""
+    options = {"cwd": tree, "env": os.environ | environment, "capture_output": True, "text": True}
+    build = command[: command.index("--")] if "--" in command else command
+    built = subprocess.run([*build, "--no-run"], **options, check=False)
     if built.returncode != 0:
         sys.exit(f"it does not compile:\n{built.stderr}")
-    try:
-        return subprocess.run(TESTS, **options, check=False, timeout=SECONDS_PER_RUN).returncode == 0
-    except subprocess.TimeoutExpired:
-        # A call that does not return is noticed, too.
-        return False
+    # A call that does not return is noticed, too. A group of its own: the test program ends with cargo.
+    with subprocess.Popen(
+        command,
+        cwd=tree,
+        env=os.environ | environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as run:
+        try:
+            return run.wait(timeout=seconds) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            return False
+
+
+def tests_pass(tree: Path) -> bool:
+    """Whether the first stage passes."""
+    return passes(tree, TESTS, SECONDS_PER_RUN, {"PROPTEST_RNG_SEED": "1", "PROPTEST_MAX_SHRINK_ITERS": "0"})
+
+
+def models_pass(tree: Path) -> bool:
+    """Whether the second stage passes: the models of the protocols."""
+    settings = {
+        "RUSTFLAGS": "--cfg kvtier_loom",
+        "CARGO_TARGET_DIR": os.environ["CARGO_TARGET_DIR"] + "/loom",
+        "CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS": "true",
+        "CARGO_PROFILE_RELEASE_LTO": "off",
+        "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
+    }
+    return passes(tree, MODELS, SECONDS_PER_MODELS, settings)
 
 
 def main() -> None:
-    """Tries every fault."""
+    """Tries every fault, or those whose names have one of the words given."""
+    for fault in FAULTS + RACES:
+        changed(ROOT, *fault)
+    if sys.argv[1:] == ["--check"]:
+        print(f"{len(FAULTS + RACES)} faults: each fits the source")
+        return
     start = time.monotonic()
+    os.nice(10)
     survivors = []
+    faults = [fault for fault in FAULTS + RACES if not sys.argv[1:] or any(word in fault[0] for word in sys.argv[1:])]
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory)
-        for name in ("src", "tests"):
-            shutil.copytree(ROOT / name, tree / name)
+        for name in ("src", "tests", "benches"):
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("python", "results"))
         for name in ("Cargo.toml", "Cargo.lock", "README.md"):
             shutil.copy(ROOT / name, tree / name)
         os.environ["CARGO_TARGET_DIR"] = os.environ.get("MUTANTS_TARGET_DIR", str(ROOT / "target" / "mutants"))
-        for fault in FAULTS:
-            path, source = apply(tree, *fault)
-            path.write_text(source)
-        if not tests_pass(tree):
+        if not tests_pass(tree) or not models_pass(tree):
             sys.exit("the tests fail without a fault")
-        for fault in FAULTS:
+        for fault in faults:
             path, source = apply(tree, *fault)
-            noticed = not tests_pass(tree)
+            stage = None
+            if fault in FAULTS and not tests_pass(tree):
+                stage = "tests"
+            elif not models_pass(tree):
+                stage = "models"
             path.write_text(source)
-            print(f"{'noticed ' if noticed else 'SURVIVED'} {fault[1]:22} {fault[0]}", flush=True)
-            survivors += [] if noticed else [fault[0]]
-    print(f"{len(FAULTS) - len(survivors)} of {len(FAULTS)} faults noticed, {time.monotonic() - start:.0f} s")
+            print(f"{stage or 'SURVIVED':8} {fault[1]:22} {fault[0]}", flush=True)
+            survivors += [] if stage else [fault[0]]
+    num_faults = len(faults)
+    print(f"{num_faults - len(survivors)} of {num_faults} faults noticed, {time.monotonic() - start:.0f} s")
     if survivors:
         sys.exit("survived: " + "; ".join(survivors))
 

@@ -334,4 +334,26 @@ mod tests {
         tier.allocate(3, &mut Vec::new(), |id, _| evicted.push(id));
         assert_eq!(evicted, [y, x, z], "by stamp");
     }
+
+    #[test]
+    fn a_slot_released_again_does_not_go_by_its_old_place() {
+        let tier: Tier<Cpu> = Tier::new(2, "cpu_blocks").unwrap();
+        tier.allocate(2, &mut Vec::new(), |_, _| ());
+        let [a, b] = [0, 1].map(BlockId::new);
+        for (n, id) in (0..).zip([a, b]) {
+            assert!(tier.publish(id, &BlockHash([n; 32])));
+            tier.count_published(1);
+            tier.releases(1).unhold(id);
+        }
+        tier.audit_order("test").unwrap();
+        assert!(tier.holds().hold(&tier.find_cached(&BlockHash([0; 32])).unwrap()));
+        let mut releases = tier.releases(1);
+        releases.unhold(a);
+        // `a` is idle again, and has not come through the inbox yet.
+        let mut evicted = Vec::new();
+        tier.allocate(1, &mut Vec::new(), |id, _| evicted.push(id));
+        drop(releases);
+        tier.allocate(1, &mut Vec::new(), |id, _| evicted.push(id));
+        assert_eq!(evicted, [b, a]);
+    }
 }

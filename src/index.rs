@@ -84,7 +84,9 @@ impl<'a> Index<'a> {
         let mixed = hash.mix();
         let mask = self.buckets.len() - 1;
         // The buckets come from the two ends of the mixed word, the tag from another multiplication of it.
-        let buckets = [mixed as usize & mask, mixed.rotate_left(24) as usize & mask];
+        // An odd distance: two different ones wherever there are two, since hashes with one bucket alone would fill it.
+        let a = mixed as usize & mask;
+        let buckets = [a, a ^ ((mixed.rotate_left(24) | 1) as usize & mask)];
         Place { tag: mixed.wrapping_mul(0xff51_afd7_ed55_8ccd) >> 32, buckets }
     }
 
@@ -174,8 +176,11 @@ impl<'a> Index<'a> {
 }
 
 #[cfg(all(test, not(kvtier_loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::block::{BlockId, Cpu};
+    use crate::tier::Tier;
 
     fn hash(n: u64) -> BlockHash {
         let mut bytes = [0; 32];
@@ -214,5 +219,81 @@ mod tests {
         assert_eq!(index.insert(&hash(3), 9, |found| found == 3), Inserted::Exists);
         assert!(index.remove(&hash(3), 3));
         assert_eq!(index.insert(&hash(8), 8, |_| false), Inserted::Yes);
+    }
+
+    /// Hashes that mix to one word: the second word undoes what the first made of the state.
+    fn colliding(n: u64) -> BlockHash {
+        let product = u128::from(0x2545_f491_4f6c_dd1d_u64 ^ n) * u128::from(0x9e37_79b9_7f4a_7c15_u64);
+        let state = (product as u64) ^ ((product >> 64) as u64).rotate_left(17) ^ 0x9e37_79b9_7f4a_7c15;
+        BlockHash::from_words([n, state, 0, 0])
+    }
+
+    /// A small tier that is always in use, hashes coming and going: nothing that is published may be left out.
+    #[test]
+    fn a_tier_finds_room_for_every_hash_while_others_come_and_go() {
+        for num_blocks in [16_usize, 64, 100, 1024] {
+            let tier: Tier<Cpu> = Tier::new(num_blocks, "cpu_blocks").unwrap();
+            let mut num_refused = 0;
+            for n in 0..200_000 {
+                let mut slots = Vec::new();
+                tier.allocate(1, &mut slots, |_, _| ());
+                let id = BlockId::new(slots[0] as usize);
+                let published = tier.publish(id, &hash(n));
+                tier.count_published(usize::from(published));
+                num_refused += usize::from(!published);
+                tier.releases(1).unhold(id);
+            }
+            assert_eq!(num_refused, 0, "of 200000 in {num_blocks} blocks");
+        }
+    }
+
+    #[test]
+    fn hashes_with_one_place_and_one_tag_are_told_apart() {
+        let (one, two) = (colliding(1), colliding(2));
+        assert!(one != two && one.mix() == two.mix());
+        let tier: Tier<Cpu> = Tier::new(2, "cpu_blocks").unwrap();
+        tier.allocate(2, &mut Vec::new(), |_, _| ());
+        assert!(tier.publish(BlockId::new(0), &one));
+        assert!(tier.find_cached(&two).is_none() && !tier.knows(&two));
+        tier.find_each(&[two], |hit| {
+            assert!(hit.is_none());
+            true
+        });
+        assert!(tier.publish(BlockId::new(1), &two));
+        tier.count_published(2);
+        for (at, hash) in [one, two].iter().enumerate() {
+            assert!(tier.find_cached(hash).is_some_and(|hit| hit.id == BlockId::new(at)));
+        }
+        tier.audit("test").unwrap();
+    }
+
+    #[test]
+    fn a_hit_that_was_evicted_cannot_be_held() {
+        let tier: Tier<Cpu> = Tier::new(1, "cpu_blocks").unwrap();
+        tier.allocate(1, &mut Vec::new(), |_, _| ());
+        let id = BlockId::new(0);
+        assert!(tier.publish(id, &hash(1)));
+        tier.count_published(1);
+        let old = tier.find_cached(&hash(1)).unwrap();
+        tier.releases(1).unhold(id);
+        tier.allocate(1, &mut Vec::new(), |_, _| ());
+        assert!(tier.publish(id, &hash(2)));
+        tier.count_published(1);
+        assert!(!tier.holds().hold(&old));
+        assert_eq!(tier.word(id).num_holds(), 1);
+    }
+
+    #[test]
+    fn a_slot_that_waits_for_its_copy_is_known_and_no_hit() {
+        let tier: Tier<Cpu> = Tier::new(1, "cpu_blocks").unwrap();
+        tier.allocate(1, &mut Vec::new(), |_, _| ());
+        let id = BlockId::new(0);
+        tier.set_hash(id, &hash(1));
+        tier.expect_copy(id, 0);
+        tier.count_expected(1);
+        assert_eq!(tier.enter(id, &hash(1)), Inserted::Yes);
+        assert!(tier.knows(&hash(1)) && tier.find_cached(&hash(1)).is_none());
+        tier.releases(1).publish_copied(id);
+        assert!(tier.find_cached(&hash(1)).is_some());
     }
 }

@@ -7,6 +7,7 @@ use crate::block::{BlockHash, BlockId, Cpu};
 use crate::free_bitmap::FreeBitmap;
 use crate::index::{Bucket, Index, Inserted};
 use crate::region::Region;
+use crate::session::Session;
 use crate::slot::State;
 use crate::table::{Config, Shared};
 use crate::ticket::{Store, Tickets};
@@ -310,5 +311,102 @@ fn a_reset_and_new_activity_exclude_each_other() {
         }
         other.join().unwrap();
         assert!(shared.host.begin_reset(), "nothing is left counted");
+    });
+}
+
+#[test]
+fn a_release_under_an_older_stamp_keeps_the_order() {
+    check(|| {
+        let tier = tier(3);
+        let (a, b, c) = (cached(&tier, 1), cached(&tier, 2), cached(&tier, 3));
+        // Stamped first, released last.
+        let mut slow = tier.releases(1);
+        tier.releases(1).unhold(b);
+        tier.audit_order("model").unwrap();
+        let other = {
+            let tier = tier.clone();
+            thread::spawn(move || {
+                if tier.find_cached(&hash(2)).is_some_and(|hit| tier.holds().hold(&hit)) {
+                    tier.releases(1).unhold(b);
+                }
+                tier.releases(1).unhold(c);
+            })
+        };
+        slow.unhold(a);
+        drop(slow);
+        // Brings what has come in into the order; exact only at rest.
+        let _ = tier.audit_order("model");
+        other.join().unwrap();
+        tier.audit("model").unwrap();
+        let mut evicted = Vec::new();
+        let mut slots = Vec::new();
+        tier.allocate(3, &mut slots, |id, _| evicted.push(id));
+        assert_eq!(evicted, [a, b, c], "by stamp");
+    });
+}
+
+#[test]
+fn what_is_counted_can_be_allocated_when_holds_and_releases_are_counted_together() {
+    check(|| {
+        let tier = tier(3);
+        let (a, b, c) = (cached(&tier, 1), cached(&tier, 2), cached(&tier, 3));
+        let completer = {
+            let tier = tier.clone();
+            thread::spawn(move || {
+                let mut releases = tier.releases(3);
+                for id in [a, b, c] {
+                    releases.unhold(id);
+                }
+            })
+        };
+        // As an admission does that hits `a`.
+        let counted = tier.num_available();
+        let hit = tier.find_cached(&hash(1)).unwrap();
+        let promised = counted.saturating_sub(usize::from(hit.is_idle));
+        assert!(tier.holds().hold(&hit));
+        let mut slots = Vec::new();
+        assert_eq!(tier.allocate(promised, &mut slots, |_, _| ()), promised);
+        completer.join().unwrap();
+        tier.audit("model").unwrap();
+    });
+}
+
+/// A session that stores one block of a request that has ended: only the ticket holds the block.
+fn storing() -> (Session, u64) {
+    let mut session = Session::new(&Config::new(2, 1, 1)).unwrap();
+    session.admit_hashed(1.into(), &[hash(1)], 1).unwrap();
+    session.commit(&1.into(), 1).unwrap();
+    let ticket = session.step().store_ticket.unwrap();
+    session.release(&1.into()).unwrap();
+    (session, ticket)
+}
+
+#[test]
+fn an_admission_does_not_promise_a_hit_that_a_completion_releases() {
+    check(|| {
+        let (mut session, ticket) = storing();
+        let table = session.table().clone();
+        let completer = thread::spawn(move || assert!(table.complete(ticket, 0, &[]).unwrap()));
+        // One hit, two more blocks: one too many, whenever the hit is released.
+        assert!(session.admit_hashed(2.into(), &[hash(1), hash(2), hash(3)], 3).is_err());
+        completer.join().unwrap();
+        session.audit().unwrap();
+    });
+}
+
+#[test]
+fn a_reset_and_a_completion_leave_nothing_behind() {
+    check(|| {
+        let (mut session, ticket) = storing();
+        let table = session.table().clone();
+        let completer = thread::spawn(move || assert!(table.complete(ticket, 0, &[]).unwrap()));
+        if session.reset() {
+            assert_eq!(session.table().lookup_hashed(&[hash(1)]), (0, 0));
+            session.audit().unwrap();
+        }
+        completer.join().unwrap();
+        assert!(session.reset());
+        assert_eq!(session.table().stats().cpu.free, 1);
+        session.audit().unwrap();
     });
 }

@@ -18,3 +18,13 @@ pub struct Plan {
     /// Blocks left in the store queue for want of a Cpu slot.
     pub num_deferred_no_cpu_slot: usize,
 }
+
+impl Plan {
+    /// Empties the plan; its lists keep their memory.
+    pub(crate) fn clear(&mut self) {
+        let Self { loads, stores, .. } = std::mem::take(self);
+        *self = Self { loads, stores, ..Self::default() };
+        self.loads.clear();
+        self.stores.clear();
+    }
+}

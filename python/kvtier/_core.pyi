@@ -29,7 +29,8 @@ _Identity = str | bytes | int
 """A value that becomes part of a block hash: text (UTF-8), bytes, or a signed integer below 2**127."""
 
 _TokenIds = Sequence[int] | Buffer
-"""Token ids, each in 0 .. 2**32 - 1: a sequence of int, or a one-dimensional contiguous buffer of any integer dtype."""
+"""Token ids, each in 0 .. 2**32 - 1: a sequence of int, or a one-dimensional contiguous buffer of any integer dtype; at
+most 2**26 in one call."""
 
 _Digests = Sequence[bytes] | Buffer
 """Block hashes: a sequence of 32-byte `bytes`, or one contiguous byte buffer of 32 bytes per block."""
@@ -120,7 +121,8 @@ class BlockTable:
 
     It hands out block ids and plans copies; it never touches the blocks' memory. `lookup`, `lookup_hashed`,
     `block_hashes`, `stats`, `events` and `complete` may be called from any thread at any time; every other method
-    by one scheduler thread at a time, or it raises `SessionInUseError`. See docs/design.md for every decision it takes.
+    by one scheduler thread at a time, or it raises `SessionInUseError`. An argument of the wrong type is a `TypeError`.
+    See docs/design.md for every decision it takes.
     """
 
     def __new__(

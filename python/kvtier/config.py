@@ -80,7 +80,7 @@ class TableConfig:
             f"per node: at least {block_bytes * ranks}, one block of {block_bytes} bytes on each of {ranks} local "
             f"ranks (for no Cpu tier leave it out and give cpu_blocks=0)"
         )
-        cpu_bytes = _integer("cpu_bytes", self.cpu_bytes, least)
+        cpu_bytes = checked_integer("cpu_bytes", self.cpu_bytes, least)
         if cpu_bytes < block_bytes * ranks:
             if cpu_bytes == self.cpu_blocks == 0:  # what a config without a Cpu tier says of itself
                 return
@@ -120,7 +120,7 @@ class TableConfig:
 
     def _check(self, name: str, low: int, high: int, scope: str) -> None:
         limit = f"{scope}: {low} .. {high}"
-        value = _integer(name, getattr(self, name), limit)
+        value = checked_integer(name, getattr(self, name), limit)
         if not low <= value <= high:
             raise ConfigError(name, value, limit)
         self._set(name, value)
@@ -169,7 +169,12 @@ class TableConfig:
         return BlockTable(self.gpu_blocks, self.cpu_blocks, self.block_size, **options)
 
 
-def _integer(name: str, value: object, limit: str) -> int:
+def checked_integer(name: str, value: object, limit: str) -> int:
+    """The value as an int, which whoever knows the limit still has to compare with it.
+
+    Raises:
+        ConfigError: It is no integer.
+    """
     if isinstance(value, bool):
         raise ConfigError(name, value, f"has to be an integer ({limit})")
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvtier._core import CopyWorkers
 from kvtier.errors import ConfigError
+from kvtier.memory import HostMemory, MemoryLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
-
-    from kvtier.memory import HostMemory, MemoryLayout
 
 __all__ = ["CopyEngine", "CopyPlan"]
 
@@ -70,6 +69,10 @@ class CopyEngine:
     """
 
     def __init__(self, gpu: MemoryLayout, cpu: HostMemory, num_threads: int = 1, max_queued: int = 1024) -> None:
+        if not isinstance(gpu, MemoryLayout):
+            raise TypeError(f"gpu: a MemoryLayout is wanted, not {type(gpu).__name__}")
+        if not isinstance(cpu, HostMemory):
+            raise TypeError(f"cpu: a HostMemory is wanted, not {type(cpu).__name__}")
         self._workers = CopyWorkers(gpu._described, gpu._owner, cpu._arena, num_threads, max_queued)
         self._gpu = gpu
         self._cpu = cpu
@@ -92,9 +95,12 @@ class CopyEngine:
             ConfigError: A block id is out of range, a destination occurs twice, or a ticket is missing or in use.
             TransferError: The queue is full, a block is part of an unfinished copy, or the engine is closed.
         """
-        self._workers.submit_plan(
-            plan.load_ticket, _as_pairs("loads", plan.loads), plan.store_ticket, _as_pairs("stores", plan.stores)
-        )
+        try:
+            tickets, lists = (plan.load_ticket, plan.store_ticket), (plan.loads, plan.stores)
+        except AttributeError as error:
+            raise TypeError(f"plan: a plan of loads and stores is wanted, not {type(plan).__name__}") from error
+        loads, stores = _as_pairs("loads", lists[0]), _as_pairs("stores", lists[1])
+        self._workers.submit_plan(tickets[0], loads, tickets[1], stores)
 
     def submit_pairs(self, ticket: int, direction: Literal["load", "store"], pairs: npt.ArrayLike) -> None:
         """Queue copies under a ticket. Does not wait for them.
@@ -200,7 +206,11 @@ def _as_pairs(name: str, pairs: Any) -> npt.NDArray[np.int32]:
     """Pairs as an array of shape (n, 2), int32; the array itself if it is one."""
     import numpy as np
 
-    array = np.asarray(pairs)
+    try:
+        array = np.asarray(pairs)
+    except (ValueError, TypeError, OverflowError) as error:
+        shape = "shape (n, 2), integers: (source block id, destination block id)"
+        raise ConfigError(name, f"{type(pairs).__name__} that makes no array ({error})", shape) from error
     if array.dtype == np.int32 and array.ndim == 2:
         return array
     if array.size == 0 and array.ndim <= 2:

@@ -68,7 +68,10 @@ class MemoryLayout:
         listed = [tensors] if hasattr(tensors, "__array_interface__") or hasattr(tensors, "data_ptr") else list(tensors)
         if not listed:
             raise ConfigError("tensors", "[]", "at least one tensor")
-        block_dim = operator.index(block_dim)
+        try:
+            block_dim = operator.index(block_dim)
+        except TypeError:
+            raise TypeError(f"block_dim: an int is wanted, not {type(block_dim).__name__}") from None
         fragments: list[tuple[int, int, int]] = []
         owners: list[object] = []
         num_blocks: int | None = None

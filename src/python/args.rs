@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyByteArrayMethods, PyBytes, PyFloat, PyMemoryView, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyMemoryView, PySequence, PyString, PyTuple};
 
 use super::errors;
 use crate::block::BlockHash;
@@ -38,7 +38,7 @@ pub(super) fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     size(name, value, 0..=usize::MAX)
 }
 
-fn text(value: &Bound<'_, PyAny>) -> String {
+pub(super) fn text(value: &Bound<'_, PyAny>) -> String {
     let shown = value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
     match shown.char_indices().nth(60) {
         Some((cut, _)) => format!("{}…", &shown[..cut]),
@@ -46,7 +46,7 @@ fn text(value: &Bound<'_, PyAny>) -> String {
     }
 }
 
-fn type_error(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {
+pub(super) fn type_error(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {
     let got = value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
     PyTypeError::new_err(format!("{name}: {wanted} is wanted, not {got}"))
 }
@@ -63,7 +63,8 @@ pub(super) fn name(argument: &str, value: Option<&Bound<'_, PyAny>>, default: &s
 }
 
 pub(super) fn bytes(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
-    bytes_of(value).ok_or_else(|| type_error(name, "bytes", value))
+    let bytes = value.cast::<PyBytes>().map_err(|_| type_error(name, "bytes", value))?;
+    Ok(bytes.as_bytes().to_vec())
 }
 
 /// A ticket number; one that no ticket can have is stale like any other that was never issued.
@@ -78,6 +79,11 @@ pub(super) fn ticket(value: &Bound<'_, PyAny>) -> PyResult<u64> {
 pub(super) fn request_id(value: &Bound<'_, PyAny>) -> PyResult<RequestId> {
     if let Ok(name) = value.cast::<PyString>() {
         return Ok(RequestId::Text(utf8("request_id", name)?.into()));
+    }
+    // The usual case first: looking for an attribute costs more.
+    let is_int = value.is_instance_of::<PyInt>() || value.hasattr("__index__")?;
+    if !is_int || value.is_instance_of::<PyBool>() {
+        return Err(type_error("request_id", "a str or an int", value));
     }
     integer("request_id", value, i64::MIN, i64::MAX).map(RequestId::Int)
 }
@@ -146,11 +152,14 @@ fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Integers> {
             return Ok(numbers);
         }
     }
-    let mut numbers = Vec::with_capacity(value.len().unwrap_or(0));
-    let items = value.try_iter().map_err(|_| type_error(name, "a sequence or buffer of integers", value))?;
-    for (index, item) in items.enumerate() {
+    let num_items = sequence_length(name, "a sequence or buffer of integers", value)?;
+    let mut numbers = Vec::with_capacity(num_items.min(TRUSTED_LENGTH));
+    for (index, item) in value.try_iter()?.take(num_items).enumerate() {
         let item = item?;
         match item.extract::<i64>() {
+            Ok(_) if item.is_instance_of::<PyBool>() => {
+                return Err(type_error(&format!("{name}[{index}]"), "an int", &item))
+            }
             Ok(number) => numbers.push(number),
             Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {
                 return Ok(Integers::Outside(index, text(&item)));
@@ -159,6 +168,26 @@ fn integers(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Integers> {
         }
     }
     Ok(Integers::Signed(numbers))
+}
+
+/// Longest sequence or buffer that one call takes.
+const MAX_ITEMS: usize = 1 << 26;
+/// Up to here a claimed length is believed before the items have been seen.
+const TRUSTED_LENGTH: usize = 1 << 16;
+
+fn check_length(name: &str, value: &Bound<'_, PyAny>, num_items: usize) -> PyResult<()> {
+    if num_items > MAX_ITEMS {
+        return Err(errors::config(value.py(), name, &format!("{num_items} items"), &format!("at most {MAX_ITEMS}")));
+    }
+    Ok(())
+}
+
+/// Items of a sequence: not of an iterator, which may have no end, nor of a set, which has no order.
+fn sequence_length(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let sequence = value.cast::<PySequence>().map_err(|_| type_error(name, wanted, value))?;
+    let num_items = sequence.len()?;
+    check_length(name, value, num_items)?;
+    Ok(num_items)
 }
 
 /// First characters of the buffer formats of the other byte order.
@@ -191,6 +220,7 @@ fn contiguous<T: Element + Copy>(name: &str, value: &Bound<'_, PyAny>, buffer: &
         let what = format!("a buffer of shape {:?}, strides {:?}", buffer.shape(), buffer.strides());
         return Err(errors::config(value.py(), name, &what, "one dimension, contiguous"));
     }
+    check_length(name, value, buffer.item_count())?;
     buffer.to_vec(value.py())
 }
 
@@ -214,36 +244,33 @@ pub(super) fn digests(value: &Bound<'_, PyAny>) -> PyResult<Vec<BlockHash>> {
             if !view.getattr("c_contiguous")?.extract::<bool>()? {
                 return Err(wrong("a buffer with gaps".to_owned(), "a contiguous buffer"));
             }
+            let item_bytes: usize = view.getattr("itemsize")?.extract()?;
+            if item_bytes != 1 {
+                return Err(wrong(format!("a buffer of {item_bytes}-byte items"), "a buffer of bytes"));
+            }
             let bytes: Vec<u8> = view.call_method0("tobytes")?.extract()?;
             return split(&bytes);
         }
     }
-    let items = value.try_iter().map_err(|_| type_error("digests", "a buffer or a sequence of bytes", value))?;
-    let mut hashes = Vec::with_capacity(value.len().unwrap_or(0));
-    for (index, item) in items.enumerate() {
+    let num_items = sequence_length("digests", "a buffer or a sequence of bytes", value)?;
+    let mut hashes = Vec::with_capacity(num_items.min(TRUSTED_LENGTH));
+    for (index, item) in value.try_iter()?.take(num_items).enumerate() {
         let item = item?;
-        let name = format!("digests[{index}]");
-        let bytes = bytes_of(&item).ok_or_else(|| type_error(&name, "bytes", &item))?;
-        let hash = <[u8; 32]>::try_from(bytes.as_slice())
-            .map_err(|_| errors::config(py, &name, &format!("{} bytes", bytes.len()), "32 bytes"))?;
+        let name = || format!("digests[{index}]");
+        let bytes = item.cast::<PyBytes>().map_err(|_| type_error(&name(), "bytes", &item))?.as_bytes();
+        let hash = <[u8; 32]>::try_from(bytes)
+            .map_err(|_| errors::config(py, &name(), &format!("{} bytes", bytes.len()), "32 bytes"))?;
         hashes.push(BlockHash(hash));
     }
     Ok(hashes)
-}
-
-fn bytes_of(value: &Bound<'_, PyAny>) -> Option<Vec<u8>> {
-    if let Ok(bytes) = value.cast::<PyBytes>() {
-        return Some(bytes.as_bytes().to_vec());
-    }
-    value.cast::<PyByteArray>().ok().map(PyByteArrayMethods::to_vec)
 }
 
 fn field(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Field> {
     if let Ok(text) = value.cast::<PyString>() {
         return Ok(Field::Bytes(utf8(name, text)?.into_bytes()));
     }
-    if let Some(bytes) = bytes_of(value) {
-        return Ok(Field::Bytes(bytes));
+    if let Ok(bytes) = value.cast::<PyBytes>() {
+        return Ok(Field::Bytes(bytes.as_bytes().to_vec()));
     }
     if value.is_instance_of::<PyBool>() || value.is_instance_of::<PyFloat>() {
         return Err(type_error(name, "str, bytes or int", value));
@@ -272,11 +299,14 @@ pub(super) fn identity(
     };
     let media = match media {
         None => Vec::new(),
-        Some(items) => items
-            .try_iter()
-            .map_err(|_| type_error("media", "a sequence of (hash, offset)", items))?
-            .map(|item| media_item(&item?))
-            .collect::<PyResult<_>>()?,
+        Some(items) => {
+            let wanted = "a sequence of (hash, offset)";
+            if items.is_instance_of::<PyString>() || items.is_instance_of::<PyBytes>() {
+                return Err(type_error("media", wanted, items));
+            }
+            let num_items = sequence_length("media", wanted, items)?;
+            items.try_iter()?.take(num_items).map(|item| media_item(&item?)).collect::<PyResult<_>>()?
+        }
     };
     Ok(Identity { salt: salt.map(|value| field("salt", value)).transpose()?, adapter, media })
 }

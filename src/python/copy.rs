@@ -10,6 +10,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyDict;
 
 use super::{args, errors};
@@ -43,18 +44,21 @@ fn raise(py: Python<'_>, error: CopyError) -> PyErr {
 }
 
 fn timeout(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
-    let seconds: f64 = value.extract()?;
+    let seconds: f64 = value.extract().map_err(|_| args::type_error("timeout_s", "a number of seconds", value))?;
     if (0.0..=MAX_TIMEOUT_S).contains(&seconds) {
         return Ok(Duration::from_secs_f64(seconds));
     }
     Err(errors::config(value.py(), "timeout_s", &seconds.to_string(), &format!("0 .. {MAX_TIMEOUT_S} seconds")))
 }
 
-fn direction(py: Python<'_>, name: &str) -> PyResult<Direction> {
-    match name {
-        "load" => Ok(Direction::Load),
-        "store" => Ok(Direction::Store),
-        other => Err(errors::config(py, "direction", other, "\"load\" (Cpu to Gpu) or \"store\" (Gpu to Cpu)")),
+fn direction(value: &Bound<'_, PyAny>) -> PyResult<Direction> {
+    match value.extract::<PyBackedStr>().as_deref() {
+        Ok("load") => Ok(Direction::Load),
+        Ok("store") => Ok(Direction::Store),
+        _ => {
+            let limit = "\"load\" (Cpu to Gpu) or \"store\" (Gpu to Cpu)";
+            Err(errors::config(value.py(), "direction", &args::text(value), limit))
+        }
     }
 }
 
@@ -255,10 +259,15 @@ impl CopyWorkers {
         Ok(Self { engine: engine.map_err(|error| raise(py, error))?, owner: Mutex::new(Some(owner)) })
     }
 
-    fn submit(&self, ticket: &Bound<'_, PyAny>, direction_name: &str, list: PairArray<'_>) -> PyResult<()> {
+    fn submit(
+        &self,
+        ticket: &Bound<'_, PyAny>,
+        direction_name: &Bound<'_, PyAny>,
+        list: PairArray<'_>,
+    ) -> PyResult<()> {
         let py = list.py();
         let ticket = args::count("ticket", ticket)? as u64;
-        let direction = direction(py, direction_name)?;
+        let direction = direction(direction_name)?;
         let request = CopyRequest { ticket, direction, pairs: pairs("pairs", &list)?, list: "pairs" };
         drop(list);
         self.submit_all(py, vec![request])
@@ -341,11 +350,11 @@ impl CopyWorkers {
     fn inject_failures(
         &self,
         py: Python<'_>,
-        direction_name: &str,
+        direction_name: &Bound<'_, PyAny>,
         pairs: Option<Vec<Bound<'_, PyAny>>>,
         num_tickets: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let direction = direction(py, direction_name)?;
+        let direction = direction(direction_name)?;
         let num_tickets = args::count("num_tickets", num_tickets)?;
         let index = |(position, value): (usize, Bound<'_, PyAny>)| {
             args::size(&format!("pairs[{position}]"), &value, 0..=MAX_BLOCKS - 1).map(|index| index as u32)

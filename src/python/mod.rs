@@ -9,7 +9,9 @@ mod table;
 
 use pyo3::prelude::*;
 
-#[pymodule]
+/// Free-threaded Python need not switch its lock on: a session takes one thread at a time and refuses a second, and all
+/// else is for any thread.
+#[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("__build__", if cfg!(debug_assertions) { "debug" } else { "release" })?;

@@ -10,7 +10,7 @@ use crate::tier::{Hit, Tier};
 use crate::Gpu;
 
 /// What `admit` found and reserved.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Admission {
     /// Gpu block ids for all tokens, in order: hits, then loads, then fresh ones.
     pub block_ids: Vec<GpuBlockId>,
@@ -35,11 +35,26 @@ impl Session {
         let Self { table, requests, .. } = self;
         let request = requests.spare();
         request.chain = Some(table.start_chain(token_ids, identity, &mut request.hashes)?);
-        self.admit_spare(id, token_ids.len())
+        let mut admission = Admission::default();
+        self.admit_spare(id, token_ids.len(), &mut admission)?;
+        Ok(admission)
     }
 
     /// As `admit`, with the hashes of the `num_tokens / block_size` full blocks given.
     pub fn admit_hashed(&mut self, id: RequestId, hashes: &[BlockHash], num_tokens: usize) -> Result<Admission> {
+        let mut admission = Admission::default();
+        self.admit_hashed_into(id, hashes, num_tokens, &mut admission)?;
+        Ok(admission)
+    }
+
+    /// As `admit_hashed`, into an admission whose memory is used again; unchanged where the call is refused.
+    pub fn admit_hashed_into(
+        &mut self,
+        id: RequestId,
+        hashes: &[BlockHash],
+        num_tokens: usize,
+        admission: &mut Admission,
+    ) -> Result<()> {
         self.settle();
         self.requests.check_new(&id)?;
         if num_tokens == 0 {
@@ -47,7 +62,7 @@ impl Session {
         }
         self.check_hashes(hashes.len(), 0, num_tokens)?;
         self.requests.spare().hashes.extend_from_slice(hashes);
-        self.admit_spare(id, num_tokens)
+        self.admit_spare(id, num_tokens, admission)
     }
 
     fn check_hashes(&self, given: usize, num_tokens_before: usize, num_tokens: usize) -> Result<()> {
@@ -60,7 +75,7 @@ impl Session {
     }
 
     /// Admits the spare request, whose hashes are in place.
-    fn admit_spare(&mut self, id: RequestId, num_tokens: usize) -> Result<Admission> {
+    fn admit_spare(&mut self, id: RequestId, num_tokens: usize, admission: &mut Admission) -> Result<()> {
         let block_size = self.block_size();
         let table = self.table.clone();
         let shared = &*table.shared;
@@ -120,7 +135,8 @@ impl Session {
             shared.gpu.set_hash(request.block_ids[position], &request.hashes[position]);
             shared.gpu.expect_copy(request.block_ids[position], 1);
         }
-        let block_ids = request.block_ids.clone();
+        admission.block_ids.clear();
+        admission.block_ids.extend_from_slice(&request.block_ids);
         let reference = self.requests.insert(id);
         if cpu_hit_blocks > 0 {
             self.planned_loads.push(reference);
@@ -137,7 +153,9 @@ impl Session {
         counters.gpu_hit_tokens.add(gpu_hit_blocks * block_size);
         counters.cpu_hit_tokens.add(cpu_hit_blocks * block_size);
         counters.fresh_blocks.add(fresh_blocks);
-        Ok(Admission { block_ids, gpu_hit_blocks, cpu_hit_blocks, fresh_blocks, cached_tokens })
+        let block_ids = std::mem::take(&mut admission.block_ids);
+        *admission = Admission { block_ids, gpu_hit_blocks, cpu_hit_blocks, fresh_blocks, cached_tokens };
+        Ok(())
     }
 
     fn spare(&mut self) -> &Request {

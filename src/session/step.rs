@@ -11,11 +11,17 @@ use crate::ticket::{Load, Store};
 impl Session {
     /// Plans the copies that are due now: all loads, then stores within the budget.
     pub fn step(&mut self) -> Plan {
-        self.settle();
         let mut plan = Plan::default();
-        self.plan_loads(&mut plan);
-        self.plan_stores(&mut plan);
+        self.step_into(&mut plan);
         plan
+    }
+
+    /// As `step`, into a plan whose memory is used again.
+    pub fn step_into(&mut self, plan: &mut Plan) {
+        self.settle();
+        plan.clear();
+        self.plan_loads(plan);
+        self.plan_stores(plan);
     }
 
     fn plan_loads(&mut self, plan: &mut Plan) {

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig
 
+from kvtier.config import checked_integer
 from kvtier.engine.model import FAMILIES, Model
 from kvtier.errors import ConfigError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 # What checkpoints may hold besides the weights: frequencies that are computed, and the second name of tied weights.
@@ -34,6 +32,8 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     Raises:
         ConfigError: The folder is malformed or of an unsupported architecture, or the device is not there.
     """
+    if not isinstance(path, (str, Path)):
+        raise ConfigError("model", repr(path), "the path of a folder")
     folder = Path(path)
     target = checked_device(device)
     config = _read_config(folder)
@@ -81,9 +81,11 @@ def random_model(
         ConfigError: The configuration is not supported, or the device is not there.
     """
     target = checked_device(device)
-    if not 0 <= seed < 2**63:
+    if not 0 <= checked_integer("seed", seed, "0 .. 2**63 - 1") < 2**63:
         raise ConfigError("seed", seed, "0 .. 2**63 - 1")
-    config = config or small_llama()
+    config = small_llama() if config is None else config
+    if not isinstance(config, PreTrainedConfig):
+        raise ConfigError("config", type(config).__name__, f"a transformers configuration of {', '.join(FAMILIES)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network: Any = AutoModelForCausalLM.from_config(config)
@@ -116,6 +118,8 @@ def checked_device(device: str) -> torch.device:
     Raises:
         ConfigError: The name is not one of a device, or the machine does not have it.
     """
+    if not isinstance(device, str):
+        raise ConfigError("device", repr(device), "the name of a device: cpu, cuda, cuda:1, ...")
     try:
         target = torch.device(device)
         torch.empty(1, device=target)
@@ -127,9 +131,9 @@ def checked_device(device: str) -> torch.device:
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
-    if not folder.is_dir():
-        raise ConfigError("model", folder, "not a folder")
     try:
+        if not folder.is_dir():
+            raise ConfigError("model", folder, "not a folder")
         text = (folder / "config.json").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("model", folder, f"config.json cannot be read: {_first_line(error)}") from error

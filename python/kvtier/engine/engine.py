@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
+from kvtier.config import checked_integer
 from kvtier.engine.copiers import Copier, make_copier
 from kvtier.engine.memory import Segment
 from kvtier.engine.request import Request, Sampling, choose_token
 from kvtier.errors import ConfigError, OutOfBlocksError, TransferError, UnknownRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from kvtier import BlockTable
     from kvtier.engine.memory import KvMemory
@@ -63,7 +65,7 @@ class Engine:
             ConfigError: A size is outside its limits or more than the machine has.
         """
         for name, value in (("max_step_tokens", max_step_tokens), ("max_running", max_running)):
-            if value < 1:
+            if checked_integer(name, value, "at least 1") < 1:
                 raise ConfigError(name, value, "at least 1")
         if table_factory is None:
             import kvtier
@@ -105,14 +107,20 @@ class Engine:
 
         Raises:
             ConfigError: An argument is outside its limits, or the request could never fit into Gpu memory.
+            TypeError: An argument is of the wrong kind.
         """
-        sampling = sampling or Sampling()
-        tokens = [int(token) for token in prompt]
+        sampling = Sampling() if sampling is None else sampling
+        if not isinstance(sampling, Sampling):
+            raise TypeError(f"sampling: a Sampling is wanted, not {type(sampling).__name__}")
+        if not isinstance(prompt, Sequence) or isinstance(prompt, (str, bytes)):
+            raise TypeError(f"prompt: a sequence of token ids is wanted, not {type(prompt).__name__}")
+        limit = f"token ids 0 .. {self.model.vocab_size - 1}"
+        tokens = [checked_integer("prompt", token, limit) for token in prompt]
         if not tokens:
             raise ConfigError("prompt", "no tokens", "at least 1 token")
         wrong = next((token for token in tokens if not 0 <= token < self.model.vocab_size), None)
         if wrong is not None:
-            raise ConfigError("prompt", f"token {wrong}", f"token ids 0 .. {self.model.vocab_size - 1}")
+            raise ConfigError("prompt", f"token {wrong}", limit)
         total = len(tokens) + sampling.max_new_tokens
         if total > self.model.max_tokens:
             raise ConfigError("prompt + max_new_tokens", total, f"the model takes {self.model.max_tokens} tokens")
@@ -121,8 +129,15 @@ class Engine:
             raise ConfigError("prompt + max_new_tokens", total, f"Gpu memory has room for {room} tokens")
         if request_id is None:
             request_id = f"request-{next(self._ids)}"
-        if any(request.request_id == request_id for request in [*self.waiting, *self.running]):
+        # what the table would refuse at admission is refused here
+        try:
+            self.table.is_ready(request_id)
+            is_live = True
+        except UnknownRequestError:
+            is_live = any(request.request_id == request_id for request in self.waiting)
+        if is_live:
             raise ConfigError("request_id", request_id, "not the id of a live request")
+        self.table.lookup((), salt=salt)
         request = Request(request_id, tokens, len(tokens), sampling, salt, self.clock())
         self.waiting.append(request)
         return request

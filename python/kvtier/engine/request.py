@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from kvtier.config import checked_integer
 from kvtier.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,15 +41,15 @@ class Sampling:
         Raises:
             ConfigError: One is not kept.
         """
-        if self.max_new_tokens < 1:
+        if checked_integer("max_new_tokens", self.max_new_tokens, "at least 1") < 1:
             raise ConfigError("max_new_tokens", self.max_new_tokens, "at least 1")
-        if not 0 <= self.temperature < float("inf"):
+        if not isinstance(self.temperature, (int, float)) or not 0 <= self.temperature < float("inf"):
             raise ConfigError("temperature", self.temperature, "0 or a positive number")
-        if self.top_k < 0:
+        if checked_integer("top_k", self.top_k, "0 or more") < 0:
             raise ConfigError("top_k", self.top_k, "0 or more")
-        if not 0 < self.top_p <= 1:
+        if not isinstance(self.top_p, (int, float)) or not 0 < self.top_p <= 1:
             raise ConfigError("top_p", self.top_p, "above 0 and up to 1")
-        if not 0 <= self.seed < 2**63:
+        if not 0 <= checked_integer("seed", self.seed, "0 .. 2**63 - 1") < 2**63:
             raise ConfigError("seed", self.seed, "0 .. 2**63 - 1")
 
 

@@ -12,6 +12,8 @@ from kvtier.reference.hashing import Adapter, Identity, MediaItem
 
 MAX_TOKEN_ID = 2**32 - 1
 MAX_COUNT = 2**63 - 1
+MAX_ITEMS = 2**26
+"""Longest sequence or buffer that one call takes."""
 SIGNED, UNSIGNED = "bhilqn", "BHILQN"
 DIGEST_BYTES = 32
 
@@ -81,6 +83,11 @@ def _buffer(value: Any) -> memoryview | None:
         return None
 
 
+def _length(name: str, num_items: int) -> None:
+    if num_items > MAX_ITEMS:
+        raise ConfigError(name, f"{num_items} items", f"must be at most {MAX_ITEMS}")
+
+
 def _integers(name: str, value: Any, low: int, high: int) -> list[int]:
     """A sequence of integers, or a one-dimensional contiguous buffer of them."""
     view = _buffer(value)
@@ -89,10 +96,12 @@ def _integers(name: str, value: Any, low: int, high: int) -> list[int]:
         if view.ndim != 1 or not view.c_contiguous or len(kind) != 1 or kind not in SIGNED + UNSIGNED:
             shape = f"a buffer of format {view.format!r}, {view.ndim} dimensions, strides {view.strides}"
             raise ConfigError(name, shape, "must be one-dimensional, contiguous, of native integers")
+        _length(name, len(view))
         # By item size, since the letters mean different sizes with and without a byte order in front.
         native = {1: "b", 2: "h", 4: "i", 8: "q"}[view.itemsize]
         items = array(native if kind in SIGNED else native.upper(), view.tobytes()).tolist()
     elif isinstance(value, Sequence) and not isinstance(value, str):
+        _length(name, len(value))
         items = [index(f"{name}[{position}]", item) for position, item in enumerate(value)]
     else:
         raise TypeError(f"{name} must be a sequence of int or a buffer, not {type(value).__name__}")
@@ -138,6 +147,7 @@ def digests(value: Any) -> list[bytes]:
         return [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise TypeError(f"digests must be a sequence of bytes or a buffer, not {type(value).__name__}")
+    _length("digests", len(value))
     for position, item in enumerate(value):
         if not isinstance(item, bytes):
             raise TypeError(f"digests must contain bytes, not {type(item).__name__}")
@@ -195,6 +205,7 @@ def media(value: Any, num_tokens: int) -> list[MediaItem]:
     """
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise TypeError(f"media must be a sequence of (hash, offset), not {type(value).__name__}")
+    _length("media", len(value))
     items: list[MediaItem] = []
     for item in value:
         if not isinstance(item, tuple) or len(item) != 2:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from kvtier.errors import ConfigError, UnknownRequestError
@@ -46,7 +48,21 @@ def test_the_largest_budget_means_no_limit(make_table):
         assert make_table(4, 4, 4, max_store_blocks_per_step=value).stats()["gpu_blocks"] == 4
 
 
+class Boastful(list):
+    """A list that claims to be longer than any memory."""
+
+    def __len__(self) -> int:
+        return 10**12
+
+
 BAD_TOKENS = {
+    "a claimed length": Boastful([1]),
+    "a range without end": range(10**12),
+    "an iterator": iter([1, 2]),
+    "a generator without end": itertools.count(),
+    "a set": {1, 2},
+    "a dict": {1: 2},
+    "bools inside": [True, 1],
     "negative": [0, -1],
     "too large": [0, 2**32],
     "far too large": [10**30],
@@ -189,6 +205,11 @@ BAD_DIGESTS = {
     "a long buffer": bytes(33),
     "two in a buffer": bytes(64),
     "gaps": np.zeros(64, dtype=np.uint8)[::2],
+    "numbers in a buffer": np.zeros(4, dtype=np.int64),
+    "bytearrays inside": [bytearray(32)],
+    "an iterator": iter([DIGEST]),
+    "a set": {DIGEST},
+    "a claimed length": Boastful([DIGEST]),
     "text": "x" * 32,
     "text inside": ["x" * 32],
     "numbers inside": [7],
