@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust loom stress asan test-python instructions fuzz mutants bench bench-rivals fmt lock clean
+.PHONY: help demo test build wheel lint test-rust loom stress asan test-python test-cuda-double instructions fuzz mutants bench bench-rivals fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -37,7 +37,7 @@ demo: ## set up .venv, build and install the wheel, run `kvtier demo` (options: 
 	@scripts/setup.sh --wheel run demo
 	.venv/bin/kvtier demo $(ARGS)
 
-test: lint test-rust loom test-python instructions ## set up .venv, build and install the wheel, run every check and every test
+test: lint test-rust loom test-cuda-double test-python instructions ## set up .venv, build and install the wheel, run every check and every test
 
 build: ## build the wheel in release mode and install it in .venv, without the demo's packages
 	@scripts/setup.sh --wheel run
@@ -88,6 +88,10 @@ fuzz: ## fuzz the table for FUZZ_SECONDS (3600); needs cargo-fuzz and a nightly 
 
 mutants: ## put faults into a copy of the table, one at a time, and show that tests or models fail for each
 	python3 scripts/mutate.py $(ARGS)
+
+test-cuda-double: ## test the host code of the CUDA extension, without CUDA, also under the address and thread sanitizers
+	@scripts/prerequisites.sh --cxx >/dev/null
+	$(MAKE) --silent -j2 -C tests/cuda_double run
 
 instructions: ## count the instructions of fixed work by callgrind and compare with benches/instructions.json (ARGS=--update)
 	@scripts/prerequisites.sh >/dev/null

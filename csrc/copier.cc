@@ -9,7 +9,9 @@ using namespace kvtier;
 
 namespace {
 
+// The handles of a lost device are left alone: they are gone with their context, or good for nothing.
 void destroy(kvtier_copier& copier) {
+    if (copier.lost.status != KVTIER_OK) return;
     for (auto& open : copier.open)
         for (OpenTicket& ticket : open) release_events(copier, ticket);
     for (const Mark& mark : copier.marks)
@@ -68,7 +70,7 @@ int32_t kvtier_cuda_mark(kvtier_copier* copier, uint64_t stream, uint64_t* mark,
         if (place.event == nullptr) {
             if (int32_t status = new_event(*copier, &place.event, error)) return status;
         } else if (cudaError_t code = place.id == 0 ? cudaSuccess : cudaEventQuery(place.event)) {
-            if (code != cudaErrorNotReady) return note(*copier, error, code, "cudaEventQuery");
+            if (code != cudaErrorNotReady) return note_own(*copier, error, code, "cudaEventQuery");
             cudaGetLastError();
             return fail(error, KVTIER_BUSY, 0, "%llu marks are unfinished", static_cast<unsigned long long>(kNumMarks));
         }
@@ -97,8 +99,10 @@ int32_t kvtier_cuda_close(kvtier_copier* copier, uint32_t timeout_ms, kvtier_err
             for (cudaStream_t stream : copier->streams) {
                 if (copier->lost.status != KVTIER_OK) break;
                 const cudaError_t code = cudaStreamQuery(stream);
-                if (code != cudaSuccess) cudaGetLastError();
-                if (code != cudaSuccess && !is_lost(code)) idle = false;
+                if (code == cudaErrorNotReady) cudaGetLastError();
+                if (code != cudaSuccess && (code == cudaErrorNotReady ||
+                                            note_own(*copier, nullptr, code, "cudaStreamQuery") != KVTIER_DEVICE_LOST))
+                    idle = false;
             }
             if (idle) destroy(*copier);
             return KVTIER_OK;

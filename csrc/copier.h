@@ -69,10 +69,23 @@ inline int32_t refuse_if_lost(const kvtier_copier& copier, kvtier_error* error) 
 // As cuda_fail; remembers the end of the device.
 inline int32_t note(kvtier_copier& copier, kvtier_error* error, cudaError_t code, const char* call) {
     kvtier_error own;
-    const int32_t status = cuda_fail(&own, code, call);
-    if (status == KVTIER_DEVICE_LOST && copier.lost.status == KVTIER_OK) copier.lost = own;
+    cuda_fail(&own, code, call);
+    if (own.status == KVTIER_DEVICE_LOST && copier.lost.status == KVTIER_OK) copier.lost = own;
     if (error != nullptr) *error = own;
-    return status;
+    return own.status;
+}
+
+// The same for a call on the copier's own streams and events: that CUDA does not know them means that somebody has
+// reset the device, and with it the context they were made in.
+inline int32_t note_own(kvtier_copier& copier, kvtier_error* error, cudaError_t code, const char* call) {
+    const int32_t status = note(copier, error, code, call);
+    if (code != cudaErrorInvalidResourceHandle) return status;
+    if (copier.lost.status == KVTIER_OK) {
+        cuda_fail(&copier.lost, code, call);
+        copier.lost.status = KVTIER_DEVICE_LOST;
+    }
+    if (error != nullptr) *error = copier.lost;
+    return KVTIER_DEVICE_LOST;
 }
 
 inline int32_t refuse_capture(kvtier_copier& copier, cudaStream_t stream, kvtier_error* error) {

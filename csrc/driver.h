@@ -4,15 +4,31 @@
 
 #include <cuda_runtime_api.h>
 
+#ifdef KVTIER_COMPARE_WITH_DRIVER
+#include <cuda.h>
+
+#include <cstddef>
+#endif
+
 namespace kvtier {
 
-// CUmemcpyAttributes of the driver.
+// CUmemcpyAttributes of the driver; `make build-cuda` compares the two.
 struct BatchCopyAttributes {
     int source_access_order;
     int source_location[2];       // type and id: hints for managed memory, which ours is not
     int destination_location[2];
     unsigned flags;
 };
+
+#ifdef KVTIER_COMPARE_WITH_DRIVER
+static_assert(sizeof(BatchCopyAttributes) == sizeof(CUmemcpyAttributes) &&
+                  offsetof(BatchCopyAttributes, source_access_order) == offsetof(CUmemcpyAttributes, srcAccessOrder) &&
+                  offsetof(BatchCopyAttributes, source_location) == offsetof(CUmemcpyAttributes, srcLocHint) &&
+                  offsetof(BatchCopyAttributes, destination_location) == offsetof(CUmemcpyAttributes, dstLocHint) &&
+                  offsetof(BatchCopyAttributes, flags) == offsetof(CUmemcpyAttributes, flags),
+              "the driver's structure");
+static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == 1 && CUDA_ERROR_NOT_SUPPORTED == cudaErrorNotSupported, "numbers");
+#endif
 
 // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read in stream order. The only one that is right for a store, whose
 // source is written by a step that may still be in the queue: with ANY the driver may read it before that. A load's

@@ -43,18 +43,25 @@ int32_t kvtier_cuda_probe(int32_t device, kvtier_device* out, kvtier_error* erro
     return guarded(error, [&] {
         if (out == nullptr) return fail(error, KVTIER_BAD_ARGUMENT, 0, "out = NULL");
         memset(out, 0, sizeof *out);
-        // Without a driver this one succeeds and says 0, and the next one says why.
-        cudaError_t code = cudaDriverGetVersion(&out->driver_version);
-        if (code == cudaSuccess) code = cudaRuntimeGetVersion(&out->runtime_version);
-        if (code != cudaSuccess) return cuda_fail(error, code, "cudaDriverGetVersion");
-        code = cudaGetDeviceCount(&out->num_devices);
-        if (code != cudaSuccess) return cuda_fail(error, code, "cudaGetDeviceCount");
+        const auto no_device = [&](cudaError_t code, const char* call) {
+            cuda_fail(error, code, call);  // whatever the code, there is no device to work with
+            if (error != nullptr) error->status = KVTIER_NO_DEVICE;
+            return static_cast<int32_t>(KVTIER_NO_DEVICE);
+        };
+        if (cudaError_t code = cudaRuntimeGetVersion(&out->runtime_version))
+            return no_device(code, "cudaRuntimeGetVersion");
+        if (cudaError_t code = cudaDriverGetVersion(&out->driver_version))
+            return no_device(code, "cudaDriverGetVersion");
+        // Without a driver that succeeds and says 0, and the next call would speak of an old driver.
+        if (cudaError_t code = cudaGetDeviceCount(&out->num_devices))
+            return no_device(code, out->driver_version == 0 ? "no CUDA driver is installed: cudaGetDeviceCount"
+                                                            : "cudaGetDeviceCount");
         if (int32_t status = check_device(device, out->num_devices, error)) return status;
         out->numa_node = attribute(cudaDevAttrHostNumaId, device, -1);
         out->reads_host = attribute(cudaDevAttrCanUseHostPointerForRegisteredMem, device, 0);
         cudaDeviceProp properties;
-        code = cudaGetDeviceProperties(&properties, device);
-        if (code != cudaSuccess) return cuda_fail(error, code, "cudaGetDeviceProperties");
+        if (cudaError_t code = cudaGetDeviceProperties(&properties, device))
+            return no_device(code, "cudaGetDeviceProperties");
         snprintf(out->name, sizeof out->name, "%s", properties.name);
         out->has_batch_copy = find_batch_copy() != nullptr;
         return static_cast<int32_t>(KVTIER_OK);

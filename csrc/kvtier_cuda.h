@@ -7,9 +7,12 @@
 //   for the step that writes its sources, a load for the last step that reads its destinations.
 // - Until a ticket is in `poll`'s reports its sources must not be written and its destinations not touched, except by
 //   work on a stream that `wait_layer` has made wait for it.
-// - No call waits for the device, except `close`, which has a bound, and copies of unregistered host memory, which CUDA
-//   itself makes wait: submit those from a thread that may.
-// - All calls on one copier may come from any thread. After a fork the child must not call anything.
+// - `mark`, `submit`, `wait_layer`, `poll` and `counts` do not wait for the device, with one exception: CUDA itself makes
+//   `submit` wait when a copy's host memory is not registered, so give such copies to a thread that may wait.
+// - `close` waits for open copies, for a bounded time. `open`, `close`, `register_host` and `unregister_host` allocate
+//   or free, for which CUDA may wait until the device is idle.
+// - All calls on one copier may come from any thread. A thread whose current device is another one gets that back when
+//   the call ends, which makes CUDA create a context there. After a fork the child must not call anything.
 #ifndef KVTIER_CUDA_H
 #define KVTIER_CUDA_H
 

@@ -37,7 +37,9 @@ inline bool is_lost(cudaError_t code) {
         case cudaErrorCudartUnloading:
         case cudaErrorDeviceUninitialized:
         case cudaErrorECCUncorrectable:
+        case cudaErrorNvlinkUncorrectable:
         case cudaErrorIllegalAddress:
+        case cudaErrorLaunchTimeout:
         case cudaErrorContextIsDestroyed:
         case cudaErrorAssert:
         case cudaErrorHardwareStackError:
@@ -46,6 +48,10 @@ inline bool is_lost(cudaError_t code) {
         case cudaErrorInvalidAddressSpace:
         case cudaErrorInvalidPc:
         case cudaErrorLaunchFailure:
+        case cudaErrorTensorMemoryLeak:
+        case cudaErrorContained:
+        case cudaErrorExternalDevice:
+        case cudaErrorMpsClientTerminated:
         case cudaErrorUnknown:
             return true;
         default:

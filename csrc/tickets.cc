@@ -29,6 +29,7 @@ int32_t check_batch(const kvtier_copier& copier, const kvtier_batch* batch, kvti
             return bad("a group beyond num_pieces");
         wave = it.wave;
         if (it.path != KVTIER_GATHER || batch->direction != KVTIER_STORE) continue;
+        uint64_t filled = 0;
         for (uint32_t j = 0; j < it.num_pieces; ++j) {
             const kvtier_piece& piece = batch->pieces[it.first_piece + j];
             if (piece.num_rows != it.span.num_rows || piece.destination < it.span.destination ||
@@ -36,7 +37,10 @@ int32_t check_batch(const kvtier_copier& copier, const kvtier_batch* batch, kvti
                 piece.destination_stride != it.span.destination_stride ||
                 it.span.row_bytes > it.span.destination_stride)
                 return bad("a piece outside of its group's span");
+            filled += piece.row_bytes;
         }
+        // What no piece fills would be overwritten by whatever the staging memory holds.
+        if (filled != it.span.row_bytes) return bad("pieces that do not fill their group's span");
     }
     for (const auto& open : copier.open)
         for (const OpenTicket& it : open)
@@ -49,7 +53,7 @@ int32_t wait_for_mark(kvtier_copier& copier, const kvtier_batch& batch, kvtier_e
     const Mark& mark = copier.marks[batch.after_mark % kNumMarks];
     if (mark.id != batch.after_mark) return KVTIER_OK;
     const cudaError_t code = cudaStreamWaitEvent(copier.streams[batch.direction], mark.event, 0);
-    return code == cudaSuccess ? static_cast<int32_t>(KVTIER_OK) : note(copier, error, code, "cudaStreamWaitEvent");
+    return code == cudaSuccess ? static_cast<int32_t>(KVTIER_OK) : note_own(copier, error, code, "cudaStreamWaitEvent");
 }
 
 // Enqueues all groups and the waves' events, up to the first failure; the ticket then ends with what was enqueued.
@@ -68,11 +72,11 @@ void enqueue(kvtier_copier& copier, const kvtier_batch& batch, OpenTicket& ticke
             }
         }
         const bool failed = code != cudaSuccess;
-        if (failed) note(copier, &ticket.error, code, call);
+        if (failed) note_own(copier, &ticket.error, code, call);
         code = cudaEventRecord(ticket.waves[wave], stream);
         ticket.end_is_recorded = code == cudaSuccess;
         if (ticket.end_is_recorded) ++ticket.num_recorded;
-        if (code != cudaSuccess && !failed) note(copier, &ticket.error, code, "cudaEventRecord");
+        if (code != cudaSuccess && !failed) note_own(copier, &ticket.error, code, "cudaEventRecord");
         if (failed || code != cudaSuccess) {
             const int32_t cuda_code = ticket.error.cuda_code;
             ticket.error.status = copier.lost.status != KVTIER_OK ? KVTIER_DEVICE_LOST : KVTIER_COPY_FAILED;
@@ -94,7 +98,7 @@ bool has_ended(kvtier_copier& copier, int direction, OpenTicket& ticket) {
         }
         if (code == cudaSuccess) return true;
         kvtier_error error;
-        const int32_t status = note(copier, &error, code, "cudaEventQuery");
+        const int32_t status = note_own(copier, &error, code, "cudaEventQuery");
         // Whatever else a query may say, it does not say that the copies have ended.
         if (status != KVTIER_DEVICE_LOST) return false;
     }

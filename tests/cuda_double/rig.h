@@ -24,6 +24,22 @@
         }                                                                                  \
     } while (0)
 
+struct Test {
+    const char* name;
+    void (*run)();
+};
+inline std::vector<Test>& all_tests() {
+    static std::vector<Test> tests;
+    return tests;
+}
+struct Registered {
+    Registered(const char* name, void (*run)()) { all_tests().push_back({name, run}); }
+};
+#define TEST(name)                                 \
+    void name();                                   \
+    const Registered registered_##name{#name, name}; \
+    void name()
+
 constexpr uint64_t kBlocks = 16, kChunk = 16384;
 using Pairs = std::vector<std::pair<uint32_t, uint32_t>>;
 
@@ -50,6 +66,10 @@ inline std::vector<Layout> layouts() {
     for (uint64_t i = 0; i < 16; ++i) all.back().fragments.push_back({64 + i * 512, 32, 32});
     return all;
 }
+
+const Pairs kStores = {{0, 5}, {1, 6}, {2, 7}, {9, 1}, {4, 4}, {10, 8}, {11, 9}};
+const Pairs kLoads = {{5, 12}, {6, 3}, {7, 4}, {1, 0}, {4, 9}, {8, 13}, {9, 14}};  // slots to GPU blocks
+const uint32_t kPaths[] = {KVTIER_MERGED, KVTIER_BATCH, KVTIER_KERNEL, KVTIER_GATHER};
 
 // Pieces of a list of pairs, as the planner makes them: runs times fragments; one wave per fragment or one for all.
 struct Planned {
@@ -96,7 +116,7 @@ struct Rig {
     }
     ~Rig() {
         if (copier != nullptr) CHECK(kvtier_cuda_close(copier, 5000, &error) == KVTIER_OK);
-        cudaStreamDestroy(compute);
+        cuda_double::end_stream(compute);
         if (registered) kvtier_cuda_unregister_host(0, at(cpu), cpu_bytes, chunk_bytes(), &error);
         cuda_double::free_device_memory(gpu);
         free(cpu);

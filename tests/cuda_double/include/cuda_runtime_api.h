@@ -17,9 +17,13 @@ enum cudaError_t {
     cudaErrorInvalidDevice = 101,
     cudaErrorDeviceUninitialized = 201,
     cudaErrorECCUncorrectable = 214,
+    cudaErrorNvlinkUncorrectable = 220,
+    cudaErrorContained = 226,
+    cudaErrorInvalidResourceHandle = 400,
     cudaErrorSymbolNotFound = 500,
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
+    cudaErrorLaunchTimeout = 702,
     cudaErrorContextIsDestroyed = 709,
     cudaErrorAssert = 710,
     cudaErrorHostMemoryAlreadyRegistered = 712,
@@ -30,7 +34,10 @@ enum cudaError_t {
     cudaErrorInvalidAddressSpace = 717,
     cudaErrorInvalidPc = 718,
     cudaErrorLaunchFailure = 719,
+    cudaErrorTensorMemoryLeak = 721,
     cudaErrorNotSupported = 801,
+    cudaErrorMpsClientTerminated = 810,
+    cudaErrorExternalDevice = 911,
     cudaErrorUnknown = 999
 };
 enum cudaDeviceAttr { cudaDevAttrCanUseHostPointerForRegisteredMem = 91, cudaDevAttrHostNumaId = 134 };
