@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust loom stress asan test-python test-cuda-double instructions fuzz mutants bench bench-rivals fmt lock clean
+.PHONY: help demo test build build-cuda wheel lint test-rust loom stress asan test-python test-cuda-double instructions fuzz mutants mutants-cuda bench bench-rivals fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -37,10 +37,15 @@ demo: ## set up .venv, build and install the wheel, run `kvtier demo` (options: 
 	@scripts/setup.sh --wheel run demo
 	.venv/bin/kvtier demo $(ARGS)
 
-test: lint test-rust loom test-cuda-double test-python instructions ## set up .venv, build and install the wheel, run every check and every test
+test: build-cuda lint test-rust loom test-cuda-double test-python instructions ## set up .venv, build and install the wheel, run every check and every test
 
 build: ## build the wheel in release mode and install it in .venv, without the demo's packages
 	@scripts/setup.sh --wheel run
+
+build-cuda: ## compile the CUDA extension into python/kvtier, from where the next wheel takes it (NVCC=path: another nvcc)
+	@scripts/prerequisites.sh --cxx >/dev/null
+	@$(if $(NVCC),,scripts/setup.sh cuda)
+	scripts/build_cuda.sh
 
 wheel: build ## build the wheel in release mode: dist/kvtier-*.whl
 	@ls -l dist/kvtier-*.whl
@@ -55,6 +60,7 @@ lint: ## check formatting, lints, types and the type stub of the core
 	$(PY) -m mypy
 	$(PY) scripts/check_notes.py
 	$(PY) scripts/mutate.py --check
+	$(PY) scripts/mutate_cuda.py --check
 	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml kvtier._core
 
 test-rust: ## run the Rust tests
@@ -93,6 +99,9 @@ test-cuda-double: ## test the host code of the CUDA extension, without CUDA, als
 	@scripts/prerequisites.sh --cxx >/dev/null
 	$(MAKE) --silent -j2 -C tests/cuda_double run
 
+mutants-cuda: ## put faults into a copy of the CUDA extension and show that a test against the double fails for each
+	python3 scripts/mutate_cuda.py $(ARGS)
+
 instructions: ## count the instructions of fixed work by callgrind and compare with benches/instructions.json (ARGS=--update)
 	@scripts/prerequisites.sh >/dev/null
 	python3 scripts/instructions.py $(ARGS)
@@ -122,8 +131,9 @@ lock: ## resolve requirements/*.lock again, after a change of pyproject.toml or 
 	$(RESOLVE) pyproject.toml --extra demo -c requirements/demo.in -o requirements/demo.lock
 	$(RESOLVE) pyproject.toml -c requirements/demo.lock -o requirements/run.lock
 	$(RESOLVE) requirements/test.in -c requirements/demo.lock -o requirements/test.lock
+	$(RESOLVE) requirements/cuda.in -c requirements/demo.lock -o requirements/cuda.lock
 	$(RESOLVE) requirements/bench.in -c requirements/test.lock -o requirements/bench.lock
 
 clean: ## remove .venv and everything that was built
-	rm -rf .venv .venv-bench dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf python/kvtier/libkvtier_cuda.so .venv .venv-bench dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

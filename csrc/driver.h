@@ -27,7 +27,7 @@ static_assert(sizeof(BatchCopyAttributes) == sizeof(CUmemcpyAttributes) &&
                   offsetof(BatchCopyAttributes, destination_location) == offsetof(CUmemcpyAttributes, dstLocHint) &&
                   offsetof(BatchCopyAttributes, flags) == offsetof(CUmemcpyAttributes, flags),
               "the driver's structure");
-static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == 1 && CUDA_ERROR_NOT_SUPPORTED == cudaErrorNotSupported, "numbers");
+static_assert(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM == 1, "the driver's number");
 #endif
 
 // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read in stream order. The only one that is right for a store, whose

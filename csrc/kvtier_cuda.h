@@ -7,7 +7,7 @@
 //   for the step that writes its sources, a load for the last step that reads its destinations.
 // - Until a ticket is in `poll`'s reports its sources must not be written and its destinations not touched, except by
 //   work on a stream that `wait_layer` has made wait for it.
-// - `mark`, `submit`, `wait_layer`, `poll` and `counts` do not wait for the device, with one exception: CUDA itself makes
+// - `mark`, `submit`, `wait_layer`, `poll` and `counts` do not wait for the device, with one exception: CUDA makes
 //   `submit` wait when a copy's host memory is not registered, so give such copies to a thread that may wait.
 // - `close` waits for open copies, for a bounded time. `open`, `close`, `register_host` and `unregister_host` allocate
 //   or free, for which CUDA may wait until the device is idle.

@@ -57,7 +57,7 @@ void reset() {
     world().num_devices = 1;
     world().driver_version = 13000;
     world().num_host_waits = 0;
-    world().max_delay_us = 0;
+    world().max_delay_us = world().library_delay_us = 0;
 }
 void fail(const std::string& call, cudaError_t code, int skip) {
     Lock lock(world().mutex);
@@ -82,6 +82,7 @@ void set_driver_version(int version) { world().driver_version = version; }
 void set_reads_host(bool reads) { world().reads_host = reads; }
 void set_capturing(bool value) { world().capturing = value; }
 void set_max_delay_us(unsigned delay) { world().max_delay_us = delay; }
+void set_library_delay_us(unsigned delay) { world().library_delay_us = delay; }
 
 void* device_memory(size_t bytes) {
     void* const address = aligned_alloc(256, (bytes + 255) / 256 * 256);

@@ -107,6 +107,18 @@ TEST(many_pieces_take_several_kernels) {
     CHECK(rig.counts().num_kernels == 16 + 4);  // 84 + 84 + 84 + 4
 }
 
+// The double refuses a launch of more than twelve CTAs; this one has work for sixteen.
+TEST(a_kernel_takes_few_processors) {
+    Rig rig({"large", {{64, 131072 + 512, 131072}}});
+    Planned planned = rig.plan(KVTIER_LOAD, {{0, 0}}, KVTIER_KERNEL);
+    planned.pieces[0].num_rows = 16;
+    planned.batch.after_mark = rig.mark();
+    CHECK(kvtier_cuda_submit(rig.copier, planned.get(), &rig.error) == KVTIER_OK);
+    CHECK(rig.wait().error.status == KVTIER_OK && cd::broken_rule() == "");
+    for (uint32_t block = 0; block < kBlocks; ++block)
+        CHECK(rig.on_gpu(block) == rig.whole_cpu().substr(block * rig.slot_bytes, rig.block_bytes));
+}
+
 TEST(an_old_driver_gets_plain_copies) {
     cd::hide_batch_copy();
     kvtier_device device;

@@ -31,6 +31,8 @@ void set_reads_host(bool reads);
 void set_capturing(bool capturing);
 // Every operation of a stream waits for a random time below this: streams overtake each other.
 void set_max_delay_us(unsigned delay);
+// Every operation of a stream of the library waits for this time, in place of the above.
+void set_library_delay_us(unsigned delay);
 
 // Device memory; copies check that their device side lies in some.
 void* device_memory(size_t bytes);

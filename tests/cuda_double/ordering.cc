@@ -17,7 +17,11 @@ TEST(a_store_waits_for_the_step_that_writes_its_source) {
             rig.set_gpu(gpu, 3, later);
             memcpy(rig.gpu, gpu.data(), gpu.size());
         });
-        rig.submit(KVTIER_STORE, {{3, 2}}, path);
+        Planned planned = rig.plan(KVTIER_STORE, {{3, 2}}, path);
+        planned.batch.after_mark = rig.mark();
+        uint64_t other;
+        CHECK(kvtier_cuda_mark(rig.copier, 0, &other, &rig.error) == KVTIER_OK);  // a later mark, of an idle stream
+        CHECK(kvtier_cuda_submit(rig.copier, planned.get(), &rig.error) == KVTIER_OK);
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         CHECK(rig.poll().empty());  // seen as finished before the stream has run: the third trap
         gate.open = true;
@@ -68,9 +72,10 @@ TEST(a_later_step_overwrites_a_source_only_after_the_store) {
 }
 
 TEST(a_layer_is_there_when_its_wave_is) {
-    for (int round = 0; round < 20; ++round) {
+    for (const unsigned delay : {0, 0, 0, 0, 0, 2000}) {
         Rig rig(layered());
         cd::set_max_delay_us(200);
+        cd::set_library_delay_us(delay);
         const std::string slot = rig.whole_cpu().substr(2 * rig.slot_bytes, rig.block_bytes);
         const uint64_t ticket = rig.submit(KVTIER_LOAD, {{2, 3}}, KVTIER_MERGED, true);
         std::string seen;
@@ -81,9 +86,10 @@ TEST(a_layer_is_there_when_its_wave_is) {
                 seen.append(rig.gpu + it.offset + 3 * it.stride, it.bytes);
             });
         }
+        CHECK(rig.wait().error.status == KVTIER_OK);
+        CHECK(rig.on_gpu(3) == slot);
         cd::drain(rig.compute);
         CHECK(seen == slot);
-        CHECK(rig.wait().error.status == KVTIER_OK);
         CHECK(kvtier_cuda_wait_layer(rig.copier, ticket, 0, 0, &rig.error) == KVTIER_UNKNOWN_TICKET);
     }
 }
@@ -110,14 +116,19 @@ TEST(marks_are_bounded_and_captures_refused) {
     CHECK(kvtier_cuda_mark(rig.copier, Rig::at(rig.compute), &mark, &rig.error) == KVTIER_BUSY);
     gate.open = true;
     cd::drain(rig.compute);
+    Gate again(rig.compute);
     CHECK(rig.mark() == 65);
     Planned planned = rig.plan(KVTIER_LOAD, {{1, 1}}, KVTIER_MERGED);
     planned.batch.after_mark = 1;  // out of the ring, hence finished
     CHECK(kvtier_cuda_submit(rig.copier, planned.get(), &rig.error) == KVTIER_OK);
+    CHECK(rig.wait().ticket == planned.batch.ticket);  // mark 65, which has the place of mark 1, is unfinished
+    again.open = true;
+    cd::drain(rig.compute);
+    const uint64_t ticket = rig.submit(KVTIER_LOAD, {{1, 1}}, KVTIER_MERGED);
     cd::set_capturing(true);
     CHECK(kvtier_cuda_mark(rig.copier, Rig::at(rig.compute), &mark, &rig.error) == KVTIER_BAD_ARGUMENT);
-    CHECK(kvtier_cuda_wait_layer(rig.copier, 1, 0, Rig::at(rig.compute), &rig.error) == KVTIER_BAD_ARGUMENT);
-    CHECK(rig.wait().ticket == 1);
+    CHECK(kvtier_cuda_wait_layer(rig.copier, ticket, 0, Rig::at(rig.compute), &rig.error) == KVTIER_BAD_ARGUMENT);
+    CHECK(rig.wait().ticket == ticket);
 }
 
 // Every call of a step, on every path, while nothing on the device can go on.

@@ -165,7 +165,7 @@ cudaError_t cudaFree(void* address) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
     KVTIER_ENTER(cudaStreamCreateWithFlags);
     if (flags != cudaStreamNonBlocking) world().broke("a copy stream that the default stream waits for");
-    *out = *world().streams.insert(new CUstream_st).first;
+    *out = *world().streams.insert(new CUstream_st(true)).first;
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {

@@ -37,7 +37,7 @@ struct World {
     bool has_batch_copy = true, reads_host = true, capturing = false;
     int batch_copy_code = 0, num_devices = 1, driver_version = 13000;
     size_t num_host_waits = 0;
-    std::atomic<unsigned> max_delay_us{0};
+    std::atomic<unsigned> max_delay_us{0}, library_delay_us{0};
     bool was_reset = false;
 
     void broke(const std::string& what) {
@@ -80,10 +80,11 @@ struct CUevent_st {
 
 struct CUstream_st {
     std::deque<std::function<void()>> work;
+    const bool of_library;
     bool busy = false, ending = false, dead = false;
     std::thread thread;
 
-    CUstream_st() : thread([this] { run(); }) {}
+    explicit CUstream_st(bool of_library_ = false) : of_library(of_library_), thread([this] { run(); }) {}
 
     void run() {
         std::mt19937 random(reinterpret_cast<uintptr_t>(this) >> 4);
@@ -96,8 +97,9 @@ struct CUstream_st {
             if (dead) continue;
             busy = true;
             lock.unlock();
-            const unsigned limit = world().max_delay_us;
-            if (limit > 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % limit));
+            const unsigned fixed = of_library ? world().library_delay_us.load() : 0, limit = world().max_delay_us;
+            const unsigned delay = fixed > 0 ? fixed : limit > 0 ? random() % limit : 0;
+            if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
             next();
             next = nullptr;
             lock.lock();
