@@ -3,6 +3,7 @@
 mod args;
 mod copy;
 mod errors;
+mod outline;
 mod plan;
 mod session_cell;
 mod table;
@@ -21,5 +22,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Swaps>()?;
     module.add_class::<plan::Event>()?;
     copy::register(module)?;
+    module.add_class::<outline::OutlinedTickets>()?;
     Ok(())
 }

@@ -113,6 +113,11 @@ void drain(cudaStream_t stream) {
 size_t num_live_events() { return world().events.size(); }
 size_t num_live_streams() { return world().streams.size(); }
 size_t num_registered() { return world().host_ranges.size(); }
+size_t registered_bytes() {
+    size_t bytes = 0;
+    for (const auto& [start, size] : world().host_ranges) bytes += size;
+    return bytes;
+}
 size_t num_host_waits() {
     Lock lock(world().mutex);
     return world().num_host_waits;

@@ -1,5 +1,5 @@
 // Bytes are where they belong, whatever the layout and the path; and the path is the one that was asked for.
-#include "../../csrc/copy_kernels.h"
+#include "copy_kernels.h"
 #include "rig.h"
 
 namespace cd = cuda_double;

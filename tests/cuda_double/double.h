@@ -48,6 +48,7 @@ void drain(cudaStream_t stream);
 size_t num_live_events();
 size_t num_live_streams();
 size_t num_registered();
+size_t registered_bytes();
 // How often a call of the library waited for a stream: what CUDA does for memory that is not registered.
 size_t num_host_waits();
 // What the double refused to do, because a caller broke a rule of CUDA: "" if nothing.

@@ -82,7 +82,7 @@ TEST(a_registration_that_fails_leaves_nothing_registered) {
         CHECK(strstr(error.text, "cudaHostRegister") && cd::num_registered() == 0);
     }
     CHECK(kvtier_cuda_register_host(0, Rig::at(memory), 7 * 4096, 2 * 4096, &error) == KVTIER_OK);
-    CHECK(cd::num_registered() == 4);
+    CHECK(cd::num_registered() == 4 && cd::registered_bytes() == 7 * 4096);
     CHECK(kvtier_cuda_unregister_host(0, Rig::at(memory), 7 * 4096, 2 * 4096, &error) == KVTIER_OK);
     CHECK(cd::num_registered() == 0);
     CHECK(kvtier_cuda_register_host(0, Rig::at(memory) + 8, 4096, 4096, &error) == KVTIER_BAD_ARGUMENT);
@@ -180,7 +180,7 @@ TEST(a_machine_without_cuda_says_why) {
     CHECK(kvtier_cuda_probe(0, &device, &error) == KVTIER_NO_DEVICE && error.cuda_code == 35);
     cd::set_driver_version(0);
     CHECK(kvtier_cuda_probe(0, &device, &error) == KVTIER_NO_DEVICE);
-    CHECK(strstr(error.text, "no CUDA driver is installed"));
+    CHECK(error.status == KVTIER_NO_DEVICE && strstr(error.text, "no CUDA driver is installed"));
     cd::set_driver_version(12080);
     CHECK(kvtier_cuda_probe(0, &device, &error) == KVTIER_NO_DEVICE && strstr(error.text, "cudaGetDeviceCount"));
     CHECK(device.driver_version == 12080 && device.runtime_version == 13000);

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../csrc/kvtier_cuda.h"
+#include "kvtier_cuda.h"
 #include "double.h"
 
 #define CHECK(condition)                                                                   \

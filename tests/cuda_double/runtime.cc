@@ -1,6 +1,6 @@
 // CUDA's runtime calls on plain memory. Copies check what CUDA would check.
-#include "../../csrc/copy_kernels.h"
-#include "../../csrc/driver.h"
+#include "copy_kernels.h"
+#include "driver.h"
 #include "world.h"
 
 namespace kvtier {
