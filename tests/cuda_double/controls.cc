@@ -86,16 +86,20 @@ void set_library_delay_us(unsigned delay) { world().library_delay_us = delay; }
 
 void* device_memory(size_t bytes) {
     void* const address = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    Lock lock(world().mutex);
-    world().device_ranges[reinterpret_cast<uint64_t>(address)] = bytes;
+    adopt_device_memory(address, bytes);
     return address;
 }
 void free_device_memory(void* address) {
-    {
-        Lock lock(world().mutex);
-        world().device_ranges.erase(reinterpret_cast<uint64_t>(address));
-    }
+    disown_device_memory(address);
     free(address);
+}
+void adopt_device_memory(void* address, size_t bytes) {
+    Lock lock(world().mutex);
+    world().device_ranges[reinterpret_cast<uint64_t>(address)] = bytes;
+}
+void disown_device_memory(void* address) {
+    Lock lock(world().mutex);
+    world().device_ranges.erase(reinterpret_cast<uint64_t>(address));
 }
 cudaStream_t new_stream() {
     Lock lock(world().mutex);

@@ -37,6 +37,9 @@ void set_library_delay_us(unsigned delay);
 // Device memory; copies check that their device side lies in some.
 void* device_memory(size_t bytes);
 void free_device_memory(void* address);
+// Memory of the caller, as device memory.
+void adopt_device_memory(void* address, size_t bytes);
+void disown_device_memory(void* address);
 
 cudaStream_t new_stream();
 void end_stream(cudaStream_t stream);
