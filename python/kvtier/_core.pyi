@@ -450,9 +450,7 @@ class CopyWorkers:
 class OutlinedTickets:
     """Tickets that the CUDA extension copies: validated, planned, apart from each other. `kvtier.cuda` wraps it."""
 
-    def __new__(
-        cls, gpu: DescribedMemory, cpu: HostArena, slots_per_chunk: int, max_queued: int
-    ) -> OutlinedTickets:
+    def __new__(cls, gpu: DescribedMemory, cpu: HostArena, slots_per_chunk: int, max_queued: int) -> OutlinedTickets:
         """Check both sides against each other.
 
         Args:
@@ -471,7 +469,7 @@ class OutlinedTickets:
         loads: npt.NDArray[np.int32],
         store_ticket: int | None,
         stores: npt.NDArray[np.int32],
-    ) -> list[tuple[int, bool, npt.NDArray[np.uint64]]]:
+    ) -> Sequence[tuple[int, bool, npt.NDArray[np.uint64]]]:
         """Plan the lists of a plan that have a ticket, all or none.
 
         Returns:
@@ -484,6 +482,10 @@ class OutlinedTickets:
             TransferError: Too many tickets are open, or a block is part of an open one.
         """
 
+    def open_pairs(
+        self, ticket: int, direction_name: str, list: npt.NDArray[np.int32]
+    ) -> Sequence[tuple[int, bool, npt.NDArray[np.uint64]]]:
+        """As `open`, for one list under a ticket."""
     def end(self, ticket: int, succeeded: bool) -> list[int] | None:
         """Enter the end of a ticket: the indices of its failed pairs, all or none; None if it is not open."""
     @property

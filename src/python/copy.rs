@@ -72,6 +72,17 @@ fn pairs(list: &'static str, array: &PairArray<'_>) -> PyResult<Vec<[i32; 2]>> {
     Ok(array.as_array().rows().into_iter().map(|row| [row[0], row[1]]).collect())
 }
 
+/// One list under a ticket.
+pub(super) fn pairs_request(
+    ticket: &Bound<'_, PyAny>,
+    direction_name: &Bound<'_, PyAny>,
+    list: &PairArray<'_>,
+) -> PyResult<CopyRequest> {
+    let ticket = args::count("ticket", ticket)? as u64;
+    let direction = direction(direction_name)?;
+    Ok(CopyRequest { ticket, direction, pairs: pairs("pairs", list)?, list: "pairs" })
+}
+
 /// The lists of a plan that have a ticket; a list without one has to be empty.
 pub(super) fn plan_requests(
     py: Python<'_>,
@@ -293,9 +304,7 @@ impl CopyWorkers {
         list: PairArray<'_>,
     ) -> PyResult<()> {
         let py = list.py();
-        let ticket = args::count("ticket", ticket)? as u64;
-        let direction = direction(direction_name)?;
-        let request = CopyRequest { ticket, direction, pairs: pairs("pairs", &list)?, list: "pairs" };
+        let request = pairs_request(ticket, direction_name, &list)?;
         drop(list);
         self.submit_all(py, vec![request])
     }

@@ -6,10 +6,10 @@ use numpy::{IntoPyArray, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
 use super::args;
-use super::copy::{plan_requests, raise, DescribedMemory, HostArena, PairArray};
+use super::copy::{pairs_request, plan_requests, raise, DescribedMemory, HostArena, PairArray};
 use crate::copy::engine::MAX_QUEUED;
 use crate::copy::layout::MAX_BLOCKS;
-use crate::copy::{Direction, Outline};
+use crate::copy::{CopyRequest, Direction, Outline};
 
 /// Numbers of a piece, in the order of `kvtier_piece` in csrc.
 const PIECE_FIELDS: usize = 6;
@@ -48,9 +48,19 @@ impl OutlinedTickets {
         store_ticket: Option<Bound<'py, PyAny>>,
         stores: PairArray<'py>,
     ) -> PyResult<Vec<OutlineTuple<'py>>> {
-        let requests = plan_requests(py, (load_ticket, loads), (store_ticket, stores))?;
-        let outlines = self.with(py, |inner| inner.open(requests)).map_err(|error| raise(py, error))?;
-        outlines.into_iter().map(|outline| as_tuple(py, &outline)).collect()
+        self.open_all(py, plan_requests(py, (load_ticket, loads), (store_ticket, stores))?)
+    }
+
+    fn open_pairs<'py>(
+        &self,
+        ticket: &Bound<'py, PyAny>,
+        direction_name: &Bound<'py, PyAny>,
+        list: PairArray<'py>,
+    ) -> PyResult<Vec<OutlineTuple<'py>>> {
+        let request = pairs_request(ticket, direction_name, &list)?;
+        let py = list.py();
+        drop(list);
+        self.open_all(py, vec![request])
     }
 
     fn end(&self, py: Python<'_>, ticket: u64, succeeded: bool) -> Option<Vec<u32>> {
@@ -64,6 +74,11 @@ impl OutlinedTickets {
 }
 
 impl OutlinedTickets {
+    fn open_all<'py>(&self, py: Python<'py>, requests: Vec<CopyRequest>) -> PyResult<Vec<OutlineTuple<'py>>> {
+        let outlines = self.with(py, |inner| inner.open(requests)).map_err(|error| raise(py, error))?;
+        outlines.into_iter().map(|outline| as_tuple(py, &outline)).collect()
+    }
+
     /// Without the interpreter lock: two threads that hold one of the locks and want the other would never go on.
     fn with<R: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut crate::copy::OutlinedTickets) -> R + Send) -> R {
         py.detach(|| body(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner)))

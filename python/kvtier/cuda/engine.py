@@ -18,12 +18,15 @@ from kvtier.errors import ConfigError, TransferError
 from kvtier.memory import HostMemory, MemoryLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
 
     from kvtier.copy import CopyPlan
+
+    _Outline = tuple[int, bool, npt.NDArray[np.uint64]]
 
 _MAX_STAGING_BYTES = 1 << 40
 _MAX_TIMEOUT_S = 86_400.0
@@ -139,7 +142,9 @@ class CudaCopyEngine:
             tickets, lists = (plan.load_ticket, plan.store_ticket), (plan.loads, plan.stores)
         except AttributeError as error:
             raise TypeError(f"plan: a plan of loads and stores is wanted, not {type(plan).__name__}") from error
-        self._submit(tickets[0], _as_pairs("loads", lists[0]), tickets[1], _as_pairs("stores", lists[1]))
+        loads, stores = _as_pairs("loads", lists[0]), _as_pairs("stores", lists[1])
+        num_tickets = sum(ticket is not None for ticket in tickets)
+        self._submit(num_tickets, lambda: self._tickets.open(tickets[0], loads, tickets[1], stores))
 
     def submit_pairs(self, ticket: int, direction: Literal["load", "store"], pairs: npt.ArrayLike) -> None:
         """Enqueue copies under a ticket. Does not wait for them.
@@ -153,30 +158,19 @@ class CudaCopyEngine:
             ConfigError: As `submit`, or the direction is none of the two.
             TransferError: As `submit`.
         """
-        if direction not in ("load", "store"):
-            raise ConfigError("direction", repr(direction), '"load" (Cpu to Gpu) or "store" (Gpu to Cpu)')
-        listed, none = _as_pairs("pairs", pairs), _as_pairs("pairs", [])
-        if direction == "load":
-            self._submit(ticket, listed, None, none)
-        else:
-            self._submit(None, none, ticket, listed)
+        listed = _as_pairs("pairs", pairs)
+        self._submit(1, lambda: self._tickets.open_pairs(ticket, direction, listed))
 
-    def _submit(
-        self,
-        load_ticket: int | None,
-        loads: npt.NDArray[np.int32],
-        store_ticket: int | None,
-        stores: npt.NDArray[np.int32],
-    ) -> None:
+    def _submit(self, num_tickets: int, open_tickets: Callable[[], Sequence[_Outline]]) -> None:
         self._copier.check_process()
         stream = handle_of(self._stream)
         with self._lock:
             if not self._accepts:
                 raise TransferError("the copy engine is closed")
             try:
-                outlines = self._tickets.open(load_ticket, loads, store_ticket, stores)
+                outlines = open_tickets()
             except TransferError:
-                self._counters["num_refused_tickets"] += (load_ticket is not None) + (store_ticket is not None)
+                self._counters["num_refused_tickets"] += num_tickets
                 raise
             if not outlines:
                 return
@@ -186,21 +180,22 @@ class CudaCopyEngine:
                 for ticket, is_load, pieces in outlines:
                     self._copier.submit(self._batches.batch(ticket, is_load, pieces, mark))
                     accepted = True
-                    self._accept(ticket, is_load, len(loads if is_load else stores), len(pieces))
+                    self._accept(ticket, is_load, pieces)
             except CudaError as error:
                 if not accepted:
                     for ticket, *_ in outlines:
                         self._tickets.end(ticket, False)
                     raise
                 ticket, is_load, pieces = outlines[-1]
-                self._accept(ticket, is_load, len(stores), len(pieces))
+                self._accept(ticket, is_load, pieces)
                 self._end(ticket, error)
 
-    def _accept(self, ticket: int, is_load: bool, num_pairs: int, num_pieces: int) -> None:
+    def _accept(self, ticket: int, is_load: bool, pieces: npt.NDArray[np.uint64]) -> None:
+        num_pairs = int(pieces[:, 5].sum()) // len(self._gpu.fragments)
         self._open[ticket] = (is_load, num_pairs)
         self._counters["num_tickets"] += 1
         self._counters["num_pairs"] += num_pairs
-        self._counters["num_pieces"] += num_pieces
+        self._counters["num_pieces"] += len(pieces)
 
     def _end(self, ticket: int, error: CudaError | None) -> None:
         failed = self._tickets.end(ticket, error is None) or []
