@@ -140,8 +140,8 @@ FAULTS = [
     ),
     (
         "copier.cc",
-        'if (code != cudaErrorNotReady) return note_own(*copier, error, code, "cudaEventQuery");\n            cudaGetLastError();\n            return fail(',
-        'if (code != cudaErrorNotReady) return note_own(*copier, error, code, "cudaEventQuery");\n            if (false) return fail(',
+        '            return fail(error, KVTIER_BUSY, 0, "%llu marks',
+        '            if (false) return fail(error, KVTIER_BUSY, 0, "%llu marks',
         "use the event of an unfinished mark again",
         "marks_are",
     ),
