@@ -133,16 +133,21 @@ def test_a_load_waits_for_the_last_reader_of_its_destination(
 
 def test_layers_arrive_in_waves(rig_of: Callable[..., Rig], double: Double) -> None:
     rig = rig_of("L4")
-    double.set_library_delay_us(2000)  # a wave takes longer than the compute stream takes to read a layer
+    double.set_library_delay_us(20_000)  # a wave takes longer than the compute stream takes to read a layer
     parts = np.zeros((3, 512), np.uint8)
+    last_before = rig.block_on_gpu(3)[-512:]
     ticket = rig.submit("load", [(2, 3)])
     for layer, (address, stride, size) in enumerate(rig.memory.fragments):
         rig.engine.wait_layer(ticket, layer)
         source = ctypes.c_void_p(address + 3 * stride)
         double.copy_on(ctypes.c_void_p(rig.stream), ctypes.c_void_p(parts[layer].ctypes.data), source, size)
+        if layer == 0:  # and does not wait for the others
+            double.drain(ctypes.c_void_p(rig.stream))
+            assert rig.block_on_gpu(3)[-size:] == last_before
     assert rig.engine.wait(TIMEOUT_S) == [(ticket, [])]
     double.drain(ctypes.c_void_p(rig.stream))
     assert parts.tobytes() == rig.block_on_cpu(2)
+    assert parts[2].tobytes() != last_before
     with pytest.raises(ConfigError, match="ticket"):
         rig.engine.wait_layer(ticket, 0)
     with pytest.raises(ConfigError, match="layer"):
