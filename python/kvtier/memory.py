@@ -132,9 +132,10 @@ class MemoryLayout:
         return self._described.fragments
 
     def __repr__(self) -> str:
+        device = "" if self.device is None else f", device={self.device}"
         return (
             f"MemoryLayout(num_blocks={self.num_blocks}, block_bytes={self.block_bytes}, "
-            f"fragments={len(self.fragments)}, device={_device_name(self.device)})"
+            f"fragments={len(self.fragments)}{device})"
         )
 
 
