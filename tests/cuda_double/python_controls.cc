@@ -34,6 +34,7 @@ void double_set_driver_version(int version) { cd::set_driver_version(version); }
 void double_set_num_devices(int count) { cd::set_num_devices(count); }
 void double_set_capturing(int capturing) { cd::set_capturing(capturing != 0); }
 void double_set_library_delay_us(unsigned delay) { cd::set_library_delay_us(delay); }
+void double_set_max_delay_us(unsigned delay) { cd::set_max_delay_us(delay); }
 void double_adopt(void* memory, size_t bytes) { cd::adopt_device_memory(memory, bytes); }
 void double_disown(void* memory) { cd::disown_device_memory(memory); }
 cudaStream_t double_new_stream() { return cd::new_stream(); }
