@@ -1,6 +1,8 @@
 // Opening and closing a copier, and marks. No call but `close` waits for the device.
 #include "copier.h"
 
+#include "copy_kernels.h"
+
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -35,7 +37,9 @@ int32_t kvtier_cuda_open(const kvtier_options* options, kvtier_copier** out, kvt
         if (scope.code() != cudaSuccess) return cuda_fail(error, scope.code(), "cudaSetDevice");
         auto copier = std::make_unique<kvtier_copier>();
         copier->device = options->device;
-        copier->kernels_read_host = options->host_registered != 0 && device.reads_host != 0;
+        const bool has_kernel = load_copy_kernel() == cudaSuccess;
+        if (!has_kernel) cudaGetLastError();  // a device older than the kernel's code
+        copier->kernels_read_host = has_kernel && options->host_registered != 0 && device.reads_host != 0;
         copier->batch_copy = find_batch_copy();
         for (cudaStream_t& stream : copier->streams) {
             // Non-blocking: copies and steps on the legacy default stream wait for each other by marks only.
@@ -45,7 +49,7 @@ int32_t kvtier_cuda_open(const kvtier_options* options, kvtier_copier** out, kvt
                 return status;
             }
         }
-        if (options->staging_bytes > 0) {
+        if (options->staging_bytes > 0 && has_kernel) {
             const cudaError_t code = cudaMalloc(reinterpret_cast<void**>(&copier->staging), options->staging_bytes);
             if (code == cudaSuccess) {
                 copier->counts.staging_bytes = options->staging_bytes;

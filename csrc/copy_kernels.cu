@@ -17,6 +17,11 @@ void copy_kernel(const KernelWork& work, uint32_t num_ctas) {
 }
 #endif
 
+cudaError_t load_copy_kernel() {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&copy_kernel));
+}
+
 cudaError_t launch_copy(const KernelWork& work, cudaStream_t stream) {
     constexpr uint32_t warps_per_cta = kThreadsPerCta / kWarpLanes;
     const uint32_t needed = (work.num_units + warps_per_cta - 1) / warps_per_cta;

@@ -49,7 +49,7 @@ void reset() {
     world().host_ranges.clear();  // a lost device does not unregister
     world().rule.clear();
     world().lost = cudaSuccess;
-    world().was_reset = false;
+    world().was_reset = world().kernel_is_loaded = false;
     allocations_left = -1;
     world().has_batch_copy = world().reads_host = true;
     world().capturing = false;

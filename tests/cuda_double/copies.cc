@@ -138,6 +138,16 @@ TEST(a_batch_copy_that_is_not_supported_is_asked_once) {
     CHECK(rig.counts().num_batch_copies == 1 && rig.counts().num_replaced_groups == 3);
 }
 
+TEST(a_device_that_cannot_run_the_kernel_gets_plain_copies) {
+    cd::fail("cudaFuncGetAttributes", cudaErrorNoKernelImageForDevice);
+    Rig rig(layered());
+    rig.submit(KVTIER_LOAD, kLoads, KVTIER_KERNEL, true);
+    CHECK(rig.wait().error.status == KVTIER_OK);
+    rig.submit(KVTIER_STORE, kStores, KVTIER_GATHER);
+    CHECK(rig.wait().error.status == KVTIER_OK);
+    CHECK(rig.counts().num_kernels == 0 && rig.counts().num_replaced_groups == 3 + 4);
+}
+
 TEST(kernels_need_memory_they_can_reach) {
     for (bool registers : {true, false}) {
         cd::set_reads_host(!registers);

@@ -142,7 +142,7 @@ TEST(no_call_waits_for_the_device) {
             CHECK(rig.poll().empty() && rig.counts().num_open_tickets == 1 && rig.mark() == 2);
             CHECK(cd::num_host_waits() == 0);
             gate.open = true;
-            CHECK(rig.wait().error.status == KVTIER_OK);
+            CHECK(rig.wait().error.status == KVTIER_OK && cd::broken_rule() == "");
         }
     }
     // The exception, which CUDA makes: host memory that is not registered.

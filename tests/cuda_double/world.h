@@ -38,7 +38,7 @@ struct World {
     int batch_copy_code = 0, num_devices = 1, driver_version = 13000;
     size_t num_host_waits = 0;
     std::atomic<unsigned> max_delay_us{0}, library_delay_us{0};
-    bool was_reset = false;
+    bool was_reset = false, kernel_is_loaded = false;
 
     void broke(const std::string& what) {
         if (rule.empty()) rule = what;

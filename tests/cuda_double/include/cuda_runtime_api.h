@@ -16,6 +16,7 @@ enum cudaError_t {
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorDeviceUninitialized = 201,
+    cudaErrorNoKernelImageForDevice = 209,
     cudaErrorECCUncorrectable = 214,
     cudaErrorNvlinkUncorrectable = 220,
     cudaErrorContained = 226,
@@ -54,6 +55,9 @@ typedef struct CUevent_st* cudaEvent_t;
 struct cudaDeviceProp {
     char name[256];
 };
+struct cudaFuncAttributes {
+    int numRegs;
+};
 struct dim3 {
     unsigned x, y = 1, z = 1;
     explicit dim3(unsigned x_) : x(x_) {}
@@ -89,6 +93,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t row_bytes,
                               size_t num_rows, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void* kernel);
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes,
                              cudaStream_t stream);
 }
