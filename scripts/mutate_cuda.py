@@ -166,6 +166,20 @@ FAULTS = [
         "refuse to open without staging memory",
         "opening_survives",
     ),
+    (
+        "copier.cc",
+        "const bool has_kernel = load_copy_kernel() == cudaSuccess;",
+        "const bool has_kernel = true;",
+        "not load the kernel ahead",
+        "no_call_waits",
+    ),
+    (
+        "copier.cc",
+        "options->staging_bytes > 0 && has_kernel",
+        "options->staging_bytes > 0",
+        "gather where the kernel cannot run",
+        "a_device_that_cannot",
+    ),
     ("copier.cc", "options->host_registered != 0 && ", "", "read unregistered memory by a kernel", "kernels_need"),
     ("copier.cc", " && device.reads_host != 0", "", "read memory that kernels cannot reach", "kernels_need"),
     (

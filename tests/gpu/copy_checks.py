@@ -111,9 +111,10 @@ def check_store_order(gpu: Gpu, load_path: str, store_path: str) -> None:
         rig.submit("store", [(0, 0)])  # whatever happens only once happens here
         rig.finish()
         content = rig.random.integers(256, size=1024, dtype=np.uint8)
+        prepared = rig.memory.prepare(content)
         least_s = gpu.hold()
         start = time.perf_counter()
-        rig.memory.write_later(64 + 3 * 1024, content)
+        rig.memory.write_later(64 + 3 * 1024, prepared)
         rig.gpu_bytes[64 + 3 * 1024 :][:1024] = content
         rig.submit("store", [(3, 2)])
         early = rig.engine.poll()

@@ -27,7 +27,10 @@ class GpuMemory(Protocol):
     def read(self) -> Bytes:
         """All bytes as they are now."""
 
-    def write_later(self, offset: int, content: Bytes) -> None:
+    def prepare(self, content: Bytes) -> Any:
+        """What `write_later` takes; may wait for the device, so it comes before `hold`."""
+
+    def write_later(self, offset: int, prepared: Any) -> None:
         """Have the compute stream write bytes after what it has; returns at once."""
 
     def read_later(self, offset: int, num_bytes: int) -> Callable[[], Bytes]:
@@ -67,15 +70,20 @@ class TorchMemory:
         self._torch.cuda.synchronize()
         return self.owner.cpu().numpy()
 
-    def write_later(self, offset: int, content: Bytes) -> None:
-        part = self._torch.from_numpy(content).pin_memory()
+    def prepare(self, content: Bytes) -> Any:
+        prepared = self._torch.from_numpy(content).to(self._gpu.device)
+        self._torch.cuda.synchronize()
+        return prepared
+
+    def write_later(self, offset: int, prepared: Any) -> None:
         with self._torch.cuda.stream(self._gpu.torch_stream):
-            self.owner[offset : offset + len(content)].copy_(part, non_blocking=True)
-        self._gpu.kept.append(part)
+            self.owner[offset : offset + len(prepared)].copy_(prepared, non_blocking=True)
+        self._gpu.kept.append(prepared)
 
     def read_later(self, offset: int, num_bytes: int) -> Callable[[], Bytes]:
+        copied = self._gpu.scratch(num_bytes)
         with self._torch.cuda.stream(self._gpu.torch_stream):
-            copied = self.owner[offset : offset + num_bytes].clone()
+            copied.copy_(self.owner[offset : offset + num_bytes], non_blocking=True)
 
         def wait() -> Bytes:
             self._torch.cuda.synchronize()
@@ -97,8 +105,17 @@ class TorchGpu:
         self.stream = self.torch_stream.cuda_stream
         self.kept: list[object] = []
         self._cycles = self._cycles_of(0.25)
-        # Allocations, pinned ones too, must not happen behind a slow kernel: they may wait for it.
-        torch.zeros(1 << 20, dtype=torch.uint8).pin_memory()
+        # Allocated ahead: an allocation behind a slow kernel may wait for it.
+        self._scratch = torch.zeros(64 << 20, dtype=torch.uint8, device=self.device)
+        self._scratch_used = 0
+        torch.cuda.synchronize()
+
+    def scratch(self, num_bytes: int) -> Any:
+        """Device memory that stays as it is until 64 MiB more were asked for."""
+        if self._scratch_used + num_bytes > len(self._scratch):
+            self._scratch_used = 0
+        self._scratch_used += num_bytes
+        return self._scratch[self._scratch_used - num_bytes : self._scratch_used]
 
     def _cycles_of(self, seconds: float) -> int:
         """How long a sleeping kernel is to count for a time."""

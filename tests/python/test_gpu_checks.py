@@ -41,9 +41,12 @@ class DoubleMemory:
         self._gpu.double.drain(self._gpu.handle)
         return self._bytes.copy()
 
-    def write_later(self, offset: int, content: Bytes) -> None:
+    def prepare(self, content: Bytes) -> Bytes:
         self._gpu.kept.append(content)
-        self._copy(self.address + offset, content.ctypes.data, content.size)
+        return content
+
+    def write_later(self, offset: int, prepared: Bytes) -> None:
+        self._copy(self.address + offset, prepared.ctypes.data, prepared.size)
 
     def read_later(self, offset: int, num_bytes: int) -> Callable[[], Bytes]:
         copied = np.zeros(num_bytes, np.uint8)
