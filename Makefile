@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build build-cuda wheel lint test-rust loom stress asan test-python test-cuda-double instructions fuzz mutants mutants-cuda bench bench-rivals fmt lock clean
+.PHONY: help demo test build build-cuda wheel lint test-rust loom stress asan test-python test-cuda-double instructions fuzz mutants mutants-cuda bench bench-rivals gpu-test gpu-bench fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -29,6 +29,9 @@ ifeq ($(RUSTUP_HOME)$(wildcard $(HOME)/.rustup/toolchains/*),)
     export RUSTUP_HOME := $(cargo_home)/../.rustup
   endif
 endif
+
+# Without GPU_PYTHON: the extension is compiled, and .venv gets a wheel with it.
+GPU_SETUP = @$(if $(GPU_PYTHON),true,$(MAKE) --no-print-directory build-cuda && scripts/setup.sh --wheel run demo test)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -114,6 +117,14 @@ bench: ## run all benches of the table; writes benches/results/<date>.json and d
 
 bench-rivals: ## install the systems that `make bench` compares with in .venv-bench (about 3 GB on top of torch)
 	scripts/bench_rivals.sh
+
+gpu-test: ## test the CUDA extension on a GPU, skipped where there is none (GPU_PYTHON=python3: one that has kvtier's wheel, torch, pytest)
+	$(GPU_SETUP)
+	$(or $(GPU_PYTHON),$(PY)) -m pytest -p no:cacheprovider tests/gpu $(ARGS)
+
+gpu-bench: ## measure the CUDA extension on a GPU (options: ARGS="--json FILE --write"; GPU_PYTHON as for gpu-test)
+	$(GPU_SETUP)
+	$(or $(GPU_PYTHON),$(PY)) benches/python/gpu/bench_gpu.py $(ARGS)
 
 fmt: ## format the Rust and the Python code
 	@scripts/setup.sh test

@@ -13,8 +13,9 @@ from cuda_double import REPOSITORY, Double, double, double_library
 from kvtier.cuda.copier import Copier
 from kvtier.cuda.library import Batch
 
-sys.path.insert(0, str(REPOSITORY / "tests/gpu"))
+sys.path[:0] = [str(REPOSITORY / "tests/gpu"), str(REPOSITORY / "benches/python/gpu")]
 import copy_checks
+import measures
 from copy_checks import LAYOUTS, PATHS
 from gpu_memory import Bytes
 
@@ -154,3 +155,46 @@ def test_without_a_gpu_they_say_so() -> None:
     assert done.returncode == 0, done.stdout
     assert "3 skipped" in done.stdout
     assert "no GPU to test with: torch finds no CUDA device; kvtier says: " in done.stdout
+
+
+def test_the_bench_measures_every_path(gpu: DoubleGpu) -> None:
+    case = measures.Case(block_bytes=8192, num_blocks=12, rounds=2)
+    lines = measures.measure_paths(gpu, case)
+    assert len({(line.what, line.direction) for line in lines}) == 9
+    assert all(line.gb_per_s > 0 for line in lines)
+    text = measures.render({"name": "a GPU", "driver": 13000, "torch": "2"}, lines, [("loads, merged", 1.25)])
+    assert "| kvtier kernel + gather | both | 8192 | 12 | " in text
+    assert "| loads, merged | 1.250 |" in text
+
+
+def test_the_bench_copies_what_it_says(gpu: DoubleGpu) -> None:
+    transfer = measures.Transfer(gpu, measures.Case(4096, 10, rounds=3), "kernel", "gather")
+    with transfer.engine:
+        transfer.gb_per_s("load", "store")
+        stats = transfer.engine.stats()
+    assert (stats["load_bytes"], stats["store_bytes"]) == (4 * 10 * 4096, 4 * 10 * 4096)
+    assert stats["num_pieces"] == 2 * 4 * 10  # nothing merges
+
+
+def test_the_bench_stops_at_a_failure(gpu: DoubleGpu) -> None:
+    transfer = measures.Transfer(gpu, measures.Case(4096, 10, rounds=1), "merged", "merged")
+    with transfer.engine:
+        gpu.double.fail(b"cudaMemcpyAsync", 1, 3)
+        with pytest.raises(SystemExit, match="failed"):
+            transfer.gb_per_s("load")
+
+
+def test_tables_go_between_their_marks() -> None:
+    assert measures.put_between("a\n<s>\nold\n<e>\nz", "<s>", "<e>", "new") == "a\n<s>\nnew\n<e>\nz"
+    with pytest.raises(SystemExit, match="once each"):
+        measures.put_between("a", "<s>", "<e>", "new")
+
+
+def test_without_a_gpu_the_bench_says_so() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    command = [sys.executable, "benches/python/gpu/bench_gpu.py"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("no GPU to measure with: torch finds no CUDA device; kvtier says: ")
