@@ -13,7 +13,8 @@ from cuda_double import REPOSITORY, Double, double, double_library
 from kvtier.cuda.copier import Copier
 from kvtier.cuda.library import Batch
 
-sys.path[:0] = [str(REPOSITORY / "tests/gpu"), str(REPOSITORY / "benches/python/gpu")]
+sys.path.insert(0, str(REPOSITORY / "tests/gpu"))
+sys.path.insert(0, str(REPOSITORY / "benches/python/gpu"))
 import copy_checks
 import measures
 from copy_checks import LAYOUTS, PATHS

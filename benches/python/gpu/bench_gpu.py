@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests/gpu"), str(Path(__file__).parent)]
+sys.path.insert(0, str(ROOT / "tests/gpu"))
 
-from gpu_memory import TorchGpu, why_no_gpu  # noqa: E402
-from kvtier.cuda import probe  # noqa: E402
-from measures import (  # noqa: E402
+from gpu_memory import TorchGpu, why_no_gpu
+from kvtier.cuda import probe
+from measures import (
     LOAD_PATHS,
     STORE_PATHS,
     Case,
