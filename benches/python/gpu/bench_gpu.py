@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests/gpu"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests/gpu"))
 
 from gpu_memory import TorchGpu, why_no_gpu
 from kvtier.cuda import probe
@@ -35,6 +34,7 @@ from measures import (
     scattered_pairs,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
 CASES = [
     Case(block_bytes, num_blocks, rounds=9)
     for block_bytes, many in ((4096, 4096), (32 << 10, 2048), (512 << 10, 256), (2 << 20, 64))
