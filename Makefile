@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build build-cuda wheel lint test-rust loom stress asan test-python test-cuda-double instructions fuzz mutants mutants-cuda bench bench-rivals gpu-test gpu-bench fmt lock clean
+.PHONY: help demo test build build-cuda wheel lint test-rust loom stress asan test-python test-vllm test-cuda-double instructions fuzz mutants mutants-cuda bench bench-rivals bench-vllm gpu-test gpu-bench fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -40,7 +40,7 @@ demo: ## set up .venv, build and install the wheel, run `kvtier demo` (options: 
 	@scripts/setup.sh --wheel run demo
 	.venv/bin/kvtier demo $(ARGS)
 
-test: build-cuda lint test-rust loom test-cuda-double test-python instructions ## set up .venv, build and install the wheel, run every check and every test
+test: build-cuda lint test-rust loom test-cuda-double test-python test-vllm instructions ## set up .venv, build and install the wheel, run every check and every test
 
 build: ## build the wheel in release mode and install it in .venv, without the demo's packages
 	@scripts/setup.sh --wheel run
@@ -88,6 +88,16 @@ test-python: ## run the Python tests against the installed wheel (options: ARGS=
 	@scripts/setup.sh --wheel run demo test
 	KVTIER_REQUIRE_CORE=1 KVTIER_REQUIRE_TORCH=1 OMP_NUM_THREADS=1 KVTIER_WHEEL="$$(ls dist/kvtier-*.whl)" \
 	  $(PY) -m pytest $(ARGS)
+
+test-vllm: ## set up .venv-vllm (vLLM for CPU), install the wheel there, run the connector in the real engine
+	@scripts/setup.sh --wheel run
+	@scripts/setup-vllm.sh
+	.venv-vllm/bin/python -m pytest tests/vllm -p no:cacheprovider $(ARGS)
+
+bench-vllm: ## figures of the connector in vLLM on CPU; writes benches/results/vllm-<date>.json (options: ARGS="--rounds 9")
+	@scripts/setup.sh --wheel run
+	@scripts/setup-vllm.sh
+	.venv-vllm/bin/python benches/python/vllm/bench_vllm.py --write $(ARGS)
 
 fuzz: ## fuzz the table for FUZZ_SECONDS (3600); needs cargo-fuzz and a nightly toolchain, keeps its corpus in fuzz/corpus
 	@mkdir -p fuzz/corpus/model
@@ -146,5 +156,5 @@ lock: ## resolve requirements/*.lock again, after a change of pyproject.toml or 
 	$(RESOLVE) requirements/bench.in -c requirements/test.lock -o requirements/bench.lock
 
 clean: ## remove .venv and everything that was built
-	rm -rf python/kvtier/libkvtier_cuda.so .venv .venv-bench dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf python/kvtier/libkvtier_cuda.so .venv .venv-bench .venv-vllm dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -31,6 +31,23 @@ pub type GpuBlockId = BlockId<Gpu>;
 /// Block id of the Cpu tier.
 pub type CpuBlockId = BlockId<Cpu>;
 
+/// A kind of tier.
+pub(crate) trait TierKind {
+    /// Whether one thread alone takes slots and holds, the others only releasing holds and ending copies: then a slot
+    /// that nobody holds is that thread's to change.
+    const HAS_ONE_TAKER: bool;
+}
+
+impl TierKind for Gpu {
+    /// Its session.
+    const HAS_ONE_TAKER: bool = true;
+}
+
+impl TierKind for Cpu {
+    /// Sessions share it.
+    const HAS_ONE_TAKER: bool = false;
+}
+
 impl<T> BlockId<T> {
     pub(crate) fn new(index: usize) -> Self {
         debug_assert!(index < MAX_BLOCKS);
@@ -86,6 +103,9 @@ impl BlockHash {
     /// Bytes of a block hash.
     pub const BYTES: usize = 32;
 
+    pub(crate) const KEYS: [u64; 4] =
+        [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9, 0x27d4_eb2f_1656_67c5];
+
     /// Splits a buffer of concatenated hashes; `None` if its length is not a multiple of 32.
     pub fn split(bytes: &[u8]) -> Option<Vec<Self>> {
         let (chunks, rest) = bytes.as_chunks::<{ Self::BYTES }>();
@@ -106,13 +126,27 @@ impl BlockHash {
     }
 
     /// A well-mixed 64-bit value for the index, also where the caller's digests are not.
-    pub(crate) fn mix(&self) -> u64 {
-        // Multiply-and-fold over the four words, the constants being odd and of full width.
-        const KEYS: [u64; 4] =
-            [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9, 0x27d4_eb2f_1656_67c5];
-        self.to_words().into_iter().zip(KEYS).fold(0x2545_f491_4f6c_dd1d_u64, |state, (word, key)| {
-            let product = u128::from(state ^ word) * u128::from(key);
-            (product as u64) ^ ((product >> 64) as u64).rotate_left(17) ^ key
-        })
+    #[inline]
+    pub(crate) fn mix(&self) -> Mixed {
+        // Each word is multiplied by an odd constant of full width, all four at the same time. Rotations, so that words
+        // that change places do not give one sum; the last product is folded, so that all of it counts everywhere.
+        const KEYS: [u64; 4] = BlockHash::KEYS;
+        let [a, b, c, d] = self.to_words();
+        let sum = (a ^ KEYS[1]).wrapping_mul(KEYS[0])
+            ^ (b ^ KEYS[2]).wrapping_mul(KEYS[1]).rotate_left(17)
+            ^ (c ^ KEYS[3]).wrapping_mul(KEYS[2]).rotate_left(31)
+            ^ (d ^ KEYS[0]).wrapping_mul(KEYS[3]).rotate_left(47);
+        let product = u128::from(sum) * u128::from(KEYS[0]);
+        Mixed(product as u64 ^ (product >> 64) as u64)
+    }
+}
+
+/// What the index needs of a block hash. A call that looks a hash up more than once keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Mixed(pub(crate) u64);
+
+impl From<&BlockHash> for Mixed {
+    fn from(hash: &BlockHash) -> Self {
+        hash.mix()
     }
 }

@@ -10,6 +10,7 @@
 //! The token is taken or not taken, never waited for. The Gpu tier has one taker, its session. In a shared Cpu tier a
 //! session that finds it taken stores its blocks at a later step.
 
+use crate::index::prefetch;
 use crate::region::Header;
 use crate::slot::{Slot, State, Word};
 use crate::sync::{AcqRel, Acquire, AtomicU32, Relaxed, Release};
@@ -19,6 +20,10 @@ use crate::sync::{AcqRel, Acquire, AtomicU32, Relaxed, Release};
 const ABSENT: u32 = 0;
 /// Link at an end of the list.
 const END: u32 = 1;
+
+/// How far ahead slots are asked for. Blocks that follow each other are released tail first, so from old to young the
+/// order mostly runs towards lower slots.
+const AHEAD: usize = 8;
 
 fn link(slot: usize) -> u32 {
     slot as u32 + 2
@@ -33,6 +38,8 @@ fn slot_at(link: u32) -> Option<usize> {
 pub(crate) struct EvictionOrder<'a> {
     header: &'a Header,
     slots: &'a [Slot],
+    /// See `TierKind`: then the taker is the only one to take the token, too.
+    has_one_taker: bool,
 }
 
 /// Releases of one call: they share one range of stamps and enter the inbox together.
@@ -48,8 +55,8 @@ pub(crate) struct Releases<'a> {
 }
 
 impl<'a> EvictionOrder<'a> {
-    pub(crate) fn new(header: &'a Header, slots: &'a [Slot]) -> Self {
-        Self { header, slots }
+    pub(crate) fn new(header: &'a Header, slots: &'a [Slot], has_one_taker: bool) -> Self {
+        Self { header, slots, has_one_taker }
     }
 
     /// Starts up to `n` releases, refreshes and publications.
@@ -81,22 +88,46 @@ impl Releases<'_> {
     pub(crate) fn unhold(&mut self, slot: usize) -> Word {
         let place = &self.order.slots[slot];
         let stamp = self.take_stamp();
-        let result = place.update(|word| {
-            debug_assert!(word.num_holds() > 0, "release of a slot that is not held: {word:?}");
-            let rest = word.with_holds(word.num_holds().checked_sub(1)?);
-            if rest.num_holds() > 0 {
-                return Some(rest);
+        match place.update(|word| Self::released(place, word, stamp)) {
+            Ok((old, new)) => self.note(slot, old, new),
+            Err(seen) => seen,
+        }
+    }
+
+    /// As `unhold`, for a hold of the one thread that takes holds in this tier.
+    pub(crate) fn unhold_own(&mut self, slot: usize) -> Word {
+        let place = &self.order.slots[slot];
+        let word = place.word();
+        // Ours is the last hold, and no copy is about to end: nobody else changes the word.
+        let is_alone = word.num_holds() == 1 && matches!(word.state(), State::Cached | State::Claimed);
+        if !(self.order.has_one_taker && is_alone) {
+            return self.unhold(slot);
+        }
+        let stamp = self.take_stamp();
+        let Some(new) = Self::released(place, word, stamp) else { return word };
+        place.set_word(new);
+        self.note(slot, word, new)
+    }
+
+    /// What a word becomes when a hold is dropped; stamps the slot that becomes idle.
+    fn released(place: &Slot, word: Word, stamp: u64) -> Option<Word> {
+        debug_assert!(word.num_holds() > 0, "release of a slot that is not held: {word:?}");
+        let rest = word.with_holds(word.num_holds().checked_sub(1)?);
+        if rest.num_holds() > 0 {
+            return Some(rest);
+        }
+        match rest.state() {
+            State::Cached => {
+                place.set_stamp(stamp);
+                Some(rest.with_inbox())
             }
-            match rest.state() {
-                State::Cached => {
-                    place.set_stamp(stamp);
-                    Some(rest.with_inbox())
-                }
-                State::Claimed => Some(rest.with_state(State::Free)),
-                State::Free | State::InFlight => Some(rest),
-            }
-        });
-        let Ok((old, new)) = result else { return place.word() };
+            State::Claimed => Some(rest.with_state(State::Free)),
+            State::Free | State::InFlight => Some(rest),
+        }
+    }
+
+    /// Takes note of a change that may have made a slot idle; gives the new word.
+    fn note(&mut self, slot: usize, old: Word, new: Word) -> Word {
         if new.is_idle() {
             self.num_idle += 1;
             if !old.is_in_inbox() {
@@ -110,22 +141,23 @@ impl Releases<'_> {
     pub(crate) fn publish_copied(&mut self, slot: usize) {
         let place = &self.order.slots[slot];
         let stamp = self.take_stamp();
-        let result = place.update(|word| {
+        let published = |word: Word| {
             debug_assert_eq!(word.state(), State::InFlight);
             let cached = word.with_state(State::Cached);
             if cached.num_holds() > 0 {
-                return Some(cached);
+                return cached;
             }
             place.set_stamp(stamp);
-            Some(cached.with_inbox())
-        });
-        if let Ok((old, new)) = result {
-            if new.is_idle() {
-                self.num_idle += 1;
-                if !old.is_in_inbox() {
-                    self.chain(slot);
-                }
-            }
+            cached.with_inbox()
+        };
+        let word = place.word();
+        if word.num_holds() == 0 && !word.is_in_inbox() {
+            // No request waits for the slot: it is the copy's alone.
+            let new = published(word);
+            place.set_word(new);
+            self.note(slot, word, new);
+        } else if let Ok((old, new)) = place.update(|word| Some(published(word))) {
+            self.note(slot, old, new);
         }
     }
 
@@ -177,30 +209,74 @@ pub(crate) struct Evictor<'a> {
 }
 
 impl Evictor<'_> {
-    /// Takes the slot out of circulation that was released longest ago: it is the caller's, claimed, with a new
-    /// generation. Its index entry is still there.
-    pub(crate) fn evict(&self) -> Option<usize> {
+    /// Takes up to `n` slots out of circulation, those that were released longest ago: they are the caller's, claimed,
+    /// with a new generation. Their index entries are still there, and it is the caller who counts them, see
+    /// `count_evicted`.
+    pub(crate) fn evict(&self, n: usize, evicted: &mut Vec<u32>) {
+        let end = evicted.len() + n;
         self.empty_inbox();
-        loop {
-            // Relaxed: ordered by the token.
-            let Some(slot) = slot_at(self.oldest().load(Relaxed)) else {
-                // Slots may have come in since.
-                if self.empty_inbox() {
-                    continue;
-                }
-                return None;
-            };
-            self.unlink(slot);
-            let claim = |word: Word| {
-                // In the inbox: released again since it got this place.
-                (word.is_idle() && !word.is_in_inbox()).then(|| word.with_state(State::Claimed).with_holds(1).renewed())
-            };
-            if self.order.slots[slot].update(claim).is_ok() {
-                // Relaxed: a decrease that is seen early only makes others refuse.
-                self.order.header.gauges.idle.fetch_sub(1, Relaxed);
-                return Some(slot);
+        self.evict_oldest(end, evicted);
+        // Slots may have come in since.
+        while evicted.len() < end && self.empty_inbox() {
+            self.evict_oldest(end, evicted);
+        }
+    }
+
+    /// Takes the oldest slots off the order until `evicted` has `end`, or none is left.
+    fn evict_oldest(&self, end: usize, evicted: &mut Vec<u32>) {
+        let slots = self.order.slots;
+        // Relaxed: ordered by the token.
+        let mut oldest = self.oldest().load(Relaxed);
+        while let (Some(at), true) = (slot_at(oldest), evicted.len() < end) {
+            let slot = &slots[at];
+            if let Some(next) = slots.get(at.wrapping_sub(AHEAD)) {
+                prefetch(next);
+            }
+            // Relaxed: ordered by the token, as below.
+            oldest = slot.younger.load(Relaxed);
+            slot.older.store(ABSENT, Relaxed);
+            slot.younger.store(ABSENT, Relaxed);
+            if self.claim(slot) {
+                evicted.push(at as u32);
             }
         }
+        // Relaxed: ordered by the token.
+        slot_at(oldest).map_or(self.youngest(), |at| &slots[at].older).store(END, Relaxed);
+        self.oldest().store(oldest.max(END), Relaxed);
+    }
+
+    /// Makes an idle slot the caller's.
+    fn claim(&self, slot: &Slot) -> bool {
+        let claimed = |word: Word| {
+            // In the inbox: released again since it got this place.
+            (word.is_idle() && !word.is_in_inbox()).then(|| word.with_state(State::Claimed).with_holds(1).renewed())
+        };
+        if !self.order.has_one_taker {
+            return slot.update(claimed).is_ok();
+        }
+        // The caller is the taker: nobody else changes the word of an idle slot.
+        claimed(slot.word()).is_some_and(|word| {
+            slot.set_word(word);
+            true
+        })
+    }
+
+    /// Says that the inbox has been emptied of a slot; gives the word as it was.
+    fn leave_inbox(&self, slot: &Slot) -> Word {
+        let word = slot.word();
+        if self.order.has_one_taker && word.is_idle() {
+            // As in `claim`.
+            slot.set_word(word.without_inbox());
+            word
+        } else {
+            slot.leave_inbox()
+        }
+    }
+
+    /// Counts slots that were evicted.
+    pub(crate) fn count_evicted(&self, num_evicted: usize) {
+        // Relaxed: until it is seen, others who share the tier count on slots that have gone, and find fewer.
+        self.order.header.gauges.idle.fetch_sub(num_evicted as i64, Relaxed);
     }
 
     /// Moves what the inbox has into the order, by stamp. True if it had something.
@@ -216,8 +292,17 @@ impl Evictor<'_> {
         // From young to old to old to young, in place. Relaxed: the chain is ours.
         let mut reversed = ABSENT;
         while let Some(slot) = slot_at(next) {
-            next = slots[slot].inbox_next.swap(reversed, Relaxed);
-            reversed = link(slot);
+            // As in `evict_oldest`, from young to old.
+            if let Some(later) = slots.get(slot + AHEAD) {
+                prefetch(later);
+            }
+            let place = &slots[slot].inbox_next;
+            (next, reversed) = {
+                let after = place.load(Relaxed);
+                // Relaxed, and no exchange, which would cost more.
+                place.store(reversed, Relaxed);
+                (after, link(slot))
+            };
             // All leave their old places before the first gets its new one: at their old places, with their new stamps,
             // every insertion would have to walk past those that are still to come.
             self.unlink(slot);
@@ -225,7 +310,7 @@ impl Evictor<'_> {
         while let Some(slot) = slot_at(reversed) {
             // Relaxed: the chain is ours until the slot leaves the inbox, so its link is read first.
             reversed = slots[slot].inbox_next.load(Relaxed);
-            if slots[slot].leave_inbox().is_idle() {
+            if self.leave_inbox(&slots[slot]).is_idle() {
                 self.insert(slot);
             }
         }

@@ -9,8 +9,8 @@
 //! of the same hash takes its own back. At least one of the two sees the other, so at most one stays; that both go costs
 //! a miss later.
 
-use crate::block::BlockHash;
-use crate::sync::{fence, AcqRel, Acquire, AtomicU64, Relaxed, SeqCst};
+use crate::block::Mixed;
+use crate::sync::{fence, AcqRel, Acquire, AtomicU64, Relaxed, Release, SeqCst};
 
 /// A cache line of entries: tag in the upper half, slot plus one in the lower; zero is empty.
 #[derive(Debug, Default)]
@@ -43,6 +43,13 @@ pub(crate) struct Index<'a> {
 pub(crate) struct Place {
     tag: u64,
     buckets: [usize; 2],
+}
+
+/// Whether a bucket has an entry with a tag, and which of its entries are empty, a bit each.
+#[derive(Clone, Copy)]
+struct Scan {
+    fits: bool,
+    empty: u32,
 }
 
 fn slot_of(entry: u64) -> usize {
@@ -80,8 +87,8 @@ impl<'a> Index<'a> {
     }
 
     #[inline]
-    pub(crate) fn place(self, hash: &BlockHash) -> Place {
-        let mixed = hash.mix();
+    pub(crate) fn place(self, hash: impl Into<Mixed>) -> Place {
+        let Mixed(mixed) = hash.into();
         let mask = self.buckets.len() - 1;
         // The buckets come from the two ends of the mixed word, the tag from another multiplication of it.
         // An odd distance: two different ones wherever there are two, since hashes with one bucket alone would fill it.
@@ -98,15 +105,9 @@ impl<'a> Index<'a> {
         }
     }
 
-    fn entries(self, place: Place) -> impl Iterator<Item = &'a AtomicU64> {
-        let [a, b] = place.buckets;
-        let second = if a == b { &[][..] } else { &self.buckets[b].0[..] };
-        self.buckets[a].0.iter().chain(second)
-    }
-
     /// What `accept` makes of the first slot whose tag fits and that it accepts (it compares the full hash).
     #[inline]
-    pub(crate) fn find<T>(self, hash: &BlockHash, accept: impl FnMut(usize) -> Option<T>) -> Option<T> {
+    pub(crate) fn find<T>(self, hash: impl Into<Mixed>, accept: impl FnMut(usize) -> Option<T>) -> Option<T> {
         self.find_at(self.place(hash), accept)
     }
 
@@ -130,41 +131,100 @@ impl<'a> Index<'a> {
     }
 
     /// Enters `slot` under a hash that it already has. `is_same` compares the full hash of another slot.
-    pub(crate) fn insert(self, hash: &BlockHash, slot: usize, is_same: impl Fn(usize) -> bool) -> Inserted {
-        let other = |found: usize| (found != slot && is_same(found)).then_some(());
+    pub(crate) fn insert(self, hash: impl Into<Mixed>, slot: usize, is_same: impl Fn(usize) -> bool) -> Inserted {
+        let hash = hash.into();
+        match self.enter(hash, slot, &is_same) {
+            Inserted::Yes => {
+                Self::after_entering();
+                self.confirm(hash, slot, is_same)
+            }
+            refused => refused,
+        }
+    }
+
+    /// First half of `insert`: the entry stays only if `confirm` says so, which is called after `after_entering`. Many
+    /// slots may be entered before that.
+    pub(crate) fn enter(self, hash: impl Into<Mixed>, slot: usize, is_same: impl Fn(usize) -> bool) -> Inserted {
         let place = self.place(hash);
-        if self.find_at(place, other).is_some() {
+        let [a, b] = place.buckets.map(|bucket| self.scan(bucket, place.tag));
+        if (a.fits | b.fits) && self.has_other(place, slot, &is_same) {
             return Inserted::Exists;
         }
-        // Relaxed: how full a bucket is only guides the choice.
-        let fill = |bucket: usize| self.buckets[bucket].0.iter().filter(|entry| entry.load(Relaxed) != 0).count();
-        let [a, b] = place.buckets;
-        let emptier = if fill(b) < fill(a) { [b, a] } else { [a, b] };
-        let new = place.tag << 32 | (slot as u64 + 1);
-        let entered = emptier.iter().flat_map(|&bucket| &self.buckets[bucket].0).any(|entry| {
-            // AcqRel: release publishes the slot's hash with the entry. Relaxed on failure: the next one is tried.
-            entry.load(Relaxed) == 0 && entry.compare_exchange(0, new, AcqRel, Relaxed).is_ok()
-        });
-        if !entered {
-            return Inserted::Full;
+        let new = Self::entry(place, slot);
+        let mut order = [(place.buckets[0], a.empty), (place.buckets[1], b.empty)];
+        // The emptier bucket first.
+        if b.empty.count_ones() > a.empty.count_ones() {
+            order.reverse();
         }
-        // SeqCst: our entry is in before we look for the other's; with the same fence on the other side, one of two
+        let entered = order.into_iter().any(|(bucket, empty)| {
+            ones(empty).any(|at| {
+                // AcqRel: release publishes the slot's hash with the entry. Relaxed on failure: the next one is tried.
+                self.buckets[bucket].0[at].compare_exchange(0, new, AcqRel, Relaxed).is_ok()
+            })
+        });
+        if entered {
+            Inserted::Yes
+        } else {
+            Inserted::Full
+        }
+    }
+
+    /// Between `enter` and `confirm`.
+    pub(crate) fn after_entering() {
+        // SeqCst: our entries are in before we look for others'; with the same fence on the other side, one of two
         // threads that enter the same hash sees the other.
         fence(SeqCst);
-        if self.find_at(place, other).is_some() {
+    }
+
+    /// Second half of `insert`: takes the entry back if another slot has been entered under the same hash.
+    pub(crate) fn confirm(self, hash: impl Into<Mixed>, slot: usize, is_same: impl Fn(usize) -> bool) -> Inserted {
+        let hash = hash.into();
+        let place = self.place(hash);
+        let new = Self::entry(place, slot);
+        // Relaxed: an entry whose tag fits is read again.
+        let is_rival = |entry: &AtomicU64| (entry.load(Relaxed) ^ new).wrapping_sub(1) < u64::from(u32::MAX);
+        let has_rival = |bucket: usize| self.buckets[bucket].0.iter().fold(false, |any, entry| any | is_rival(entry));
+        if (has_rival(place.buckets[0]) | has_rival(place.buckets[1])) && self.has_other(place, slot, is_same) {
             self.remove(hash, slot);
             return Inserted::Exists;
         }
         Inserted::Yes
     }
 
-    /// Empties the entry of a hash that stands at `slot`; false if there is none.
-    pub(crate) fn remove(self, hash: &BlockHash, slot: usize) -> bool {
+    fn has_other(self, place: Place, slot: usize, is_same: impl Fn(usize) -> bool) -> bool {
+        self.find_at(place, |found| (found != slot && is_same(found)).then_some(())).is_some()
+    }
+
+    fn entry(place: Place, slot: usize) -> u64 {
+        place.tag << 32 | (slot as u64 + 1)
+    }
+
+    #[inline]
+    fn scan(self, bucket: usize, tag: u64) -> Scan {
+        let mut scan = Scan { fits: false, empty: 0 };
+        for (at, entry) in self.buckets[bucket].0.iter().enumerate() {
+            // Relaxed: an entry whose tag fits is read again, and one that is empty is taken by an exchange.
+            let entry = entry.load(Relaxed);
+            scan.fits |= entry >> 32 == tag;
+            scan.empty |= u32::from(entry == 0) << at;
+        }
+        scan
+    }
+
+    /// Empties the entry of a hash that stands at `slot`, for the slot's owner alone; false if there is none.
+    pub(crate) fn remove(self, hash: impl Into<Mixed>, slot: usize) -> bool {
         let place = self.place(hash);
-        let mine = place.tag << 32 | (slot as u64 + 1);
-        self.entries(place).any(|entry| {
-            // AcqRel: who finds the entry empty and fills it comes after what we did to the slot. Relaxed on failure.
-            entry.load(Relaxed) == mine && entry.compare_exchange(mine, 0, AcqRel, Relaxed).is_ok()
+        let mine = Self::entry(place, slot);
+        place.buckets.iter().any(|&bucket| {
+            let entries = &self.buckets[bucket].0;
+            // Relaxed: nobody but the slot's owner changes an entry that is not empty.
+            let found =
+                (0..).zip(entries).fold(0, |found, (at, entry)| found | u32::from(entry.load(Relaxed) == mine) << at);
+            ones(found).next().is_some_and(|at| {
+                // Release: who finds the entry empty and fills it comes after what we did to the slot.
+                entries[at].store(0, Release);
+                true
+            })
         })
     }
 
@@ -179,7 +239,7 @@ impl<'a> Index<'a> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::block::{BlockId, Cpu};
+    use crate::block::{BlockHash, BlockId, Cpu};
     use crate::tier::Tier;
 
     fn hash(n: u64) -> BlockHash {
@@ -221,11 +281,14 @@ mod tests {
         assert_eq!(index.insert(&hash(8), 8, |_| false), Inserted::Yes);
     }
 
-    /// Hashes that mix to one word: the second word undoes what the first made of the state.
+    /// Hashes that mix to one word: the second word undoes what the first does.
     fn colliding(n: u64) -> BlockHash {
-        let product = u128::from(0x2545_f491_4f6c_dd1d_u64 ^ n) * u128::from(0x9e37_79b9_7f4a_7c15_u64);
-        let state = (product as u64) ^ ((product >> 64) as u64).rotate_left(17) ^ 0x9e37_79b9_7f4a_7c15;
-        BlockHash::from_words([n, state, 0, 0])
+        let [first, second, third, _] = BlockHash::KEYS;
+        // By Newton's method, which doubles the number of right bits: `x x = 1` modulo 8 for every odd `x`.
+        let inverse =
+            (0..5).fold(second, |inverse, _| inverse.wrapping_mul(2_u64.wrapping_sub(second.wrapping_mul(inverse))));
+        let undone = (n ^ second).wrapping_mul(first).rotate_right(17).wrapping_mul(inverse);
+        BlockHash::from_words([n, undone ^ third, 0, 0])
     }
 
     /// A small tier that is always in use, hashes coming and going: nothing that is published may be left out.
@@ -254,7 +317,7 @@ mod tests {
         let tier: Tier<Cpu> = Tier::new(2, "cpu_blocks").unwrap();
         tier.allocate(2, &mut Vec::new(), |_, _| ());
         assert!(tier.publish(BlockId::new(0), &one));
-        assert!(tier.find_cached(&two).is_none() && !tier.knows(&two));
+        assert!(tier.find_cached(&two).is_none() && !tier.knows(two.mix(), &two));
         tier.find_each(&[two], |hit| {
             assert!(hit.is_none());
             true
@@ -292,7 +355,7 @@ mod tests {
         tier.expect_copy(id, 0);
         tier.count_expected(1);
         assert_eq!(tier.enter(id, &hash(1)), Inserted::Yes);
-        assert!(tier.knows(&hash(1)) && tier.find_cached(&hash(1)).is_none());
+        assert!(tier.knows(hash(1).mix(), &hash(1)) && tier.find_cached(&hash(1)).is_none());
         tier.releases(1).publish_copied(id);
         assert!(tier.find_cached(&hash(1)).is_some());
     }

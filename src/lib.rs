@@ -11,6 +11,8 @@ pub mod event;
 mod eviction;
 mod free_bitmap;
 pub mod hash;
+mod holds;
+pub mod host;
 mod index;
 #[cfg(all(test, kvtier_loom))]
 #[allow(clippy::unwrap_used)]
@@ -30,6 +32,7 @@ mod tier;
 
 pub use block::{BlockHash, BlockId, Cpu, CpuBlockId, Gpu, GpuBlockId};
 pub use error::{Error, Result};
+pub use host::{HostTable, Stores};
 pub use plan::Plan;
 pub use session::{Admission, RequestId, Session};
 pub use table::{BlockTable, Config};

@@ -3,7 +3,7 @@
 use loom::sync::Arc;
 use loom::thread;
 
-use crate::block::{BlockHash, BlockId, Cpu};
+use crate::block::{BlockHash, BlockId, Cpu, Gpu, TierKind};
 use crate::free_bitmap::FreeBitmap;
 use crate::index::{Bucket, Index, Inserted};
 use crate::region::Region;
@@ -28,8 +28,13 @@ fn tier(num_blocks: usize) -> Arc<Tier<Cpu>> {
     Arc::new(Tier::new(num_blocks, "cpu_blocks").unwrap())
 }
 
+/// A tier in which one thread alone takes slots and holds.
+fn gpu_tier(num_blocks: usize) -> Arc<Tier<Gpu>> {
+    Arc::new(Tier::new(num_blocks, "gpu_blocks").unwrap())
+}
+
 /// Claims one slot and publishes it under a hash, held once.
-fn cached(tier: &Tier<Cpu>, n: u8) -> BlockId<Cpu> {
+fn cached<T: TierKind>(tier: &Tier<T>, n: u8) -> BlockId<T> {
     let mut slots = Vec::new();
     assert_eq!(tier.allocate(1, &mut slots, |_, _| ()), 1);
     let id = BlockId::new(slots[0] as usize);
@@ -146,11 +151,41 @@ fn two_insertions_into_different_entries_do_not_miss_each_other() {
     });
 }
 
+/// The taker changes slots that nobody holds, or that it alone holds, without exchanges.
+#[test]
+fn a_taker_and_a_completion_lose_nothing_of_each_other() {
+    check(|| {
+        let tier = gpu_tier(2);
+        let (a, b) = (cached(&tier, 1), cached(&tier, 2));
+        // The hold of a store's ticket, besides the request's.
+        tier.holds().hold_cached(a);
+        let completer = {
+            let tier = tier.clone();
+            thread::spawn(move || tier.releases(1).unhold(a))
+        };
+        tier.releases(1).unhold_own(b);
+        tier.releases(1).unhold_own(a);
+        // Both are hits still, whatever the completion has done.
+        for n in [1, 2] {
+            let hit = tier.find_cached(&hash(n)).unwrap();
+            assert!(tier.holds().hold(&hit));
+            tier.releases(1).unhold_own(hit.id);
+        }
+        let promised = tier.num_available();
+        let mut slots = Vec::new();
+        assert_eq!(tier.allocate(promised, &mut slots, |_, _| ()), promised);
+        completer.join().unwrap();
+        tier.audit("model").unwrap();
+        assert_eq!(tier.num_available(), 2 - promised);
+        assert_eq!(tier.allocate(2, &mut slots, |_, _| ()), 2 - promised);
+    });
+}
+
 #[test]
 fn an_abort_and_a_completion_leave_the_slot_to_one_of_them() {
     for published in [true, false] {
         check(move || {
-            let tier = tier(1);
+            let tier = gpu_tier(1);
             let mut slots = Vec::new();
             tier.allocate(1, &mut slots, |_, _| ());
             let id = BlockId::new(0);
@@ -171,7 +206,7 @@ fn an_abort_and_a_completion_leave_the_slot_to_one_of_them() {
                 })
             };
             if !tier.abandon_copy(id) {
-                tier.releases(1).unhold(id);
+                tier.releases(1).unhold_own(id);
             }
             completer.join().unwrap();
             assert_eq!(tier.word(id).num_holds(), 0);

@@ -54,6 +54,9 @@ impl Word {
     pub(crate) fn with_inbox(self) -> Self {
         Self(self.0 | Self::INBOX)
     }
+    pub(crate) fn without_inbox(self) -> Self {
+        Self(self.0 & !Self::INBOX)
+    }
     /// For the next owner.
     pub(crate) fn renewed(self) -> Self {
         Self(self.0.wrapping_add(1 << 32))
@@ -111,6 +114,24 @@ impl Slot {
                 Err(seen) => old = Word(seen),
             }
         }
+    }
+
+    /// Replaces the word of a slot that the caller owns: nobody else changes it, but for clearing the inbox bit.
+    pub(crate) fn update_owned(&self, change: impl Fn(Word) -> Word) {
+        // Relaxed: the owner's own last change, or the one that it took the slot over by.
+        let old = Word(self.word.load(Relaxed));
+        if old.is_in_inbox() {
+            // The holder of the token may clear the bit at this moment.
+            let _ = self.update(|word| Some(change(word)));
+        } else {
+            self.set_word(change(old));
+        }
+    }
+
+    /// Replaces a word that nobody else can change at this moment, and that the caller has just read.
+    pub(crate) fn set_word(&self, word: Word) {
+        // Release: publishes the hash and stamp written before.
+        self.word.store(word.0, Release);
     }
 
     /// Says that the inbox has been emptied of this slot, and gives the word as it was.

@@ -41,6 +41,8 @@ pub(crate) struct Store {
 pub(crate) struct Copies {
     pub(crate) loads: Vec<Load>,
     pub(crate) stores: Vec<Store>,
+    /// How many blocks the Cpu tier had withdrawn before the sources of these loads were held.
+    pub(crate) num_withdrawn_before: u64,
     /// A bit per pair that failed on any rank.
     failed: Vec<AtomicU64>,
 }

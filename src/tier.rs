@@ -2,12 +2,12 @@
 
 use std::marker::PhantomData;
 
-use crate::block::{BlockHash, BlockId};
+use crate::block::{BlockHash, BlockId, Mixed, TierKind};
 use crate::error::{Error, Result};
-use crate::eviction::{EvictionOrder, Releases};
+use crate::eviction::EvictionOrder;
 use crate::free_bitmap::FreeBitmap;
 use crate::index::{prefetch, Index, Inserted, Place};
-use crate::region::Region;
+use crate::region::{Gauges, Region};
 use crate::slot::{Slot, State, Word};
 use crate::sync::{at_least_zero, Acquire, AtomicI64, Relaxed};
 
@@ -42,11 +42,11 @@ pub(crate) struct Tier<T> {
 /// A published slot as a lookup saw it.
 pub(crate) struct Hit<T> {
     pub(crate) id: BlockId<T>,
-    generation: u32,
+    pub(crate) generation: u32,
     pub(crate) is_idle: bool,
 }
 
-impl<T> Tier<T> {
+impl<T: TierKind> Tier<T> {
     /// An empty tier; `argument` names its size in errors.
     pub(crate) fn new(num_blocks: usize, argument: &str) -> Result<Self> {
         Ok(Self { region: Region::new(num_blocks, argument)?, marker: PhantomData })
@@ -56,7 +56,7 @@ impl<T> Tier<T> {
         self.region.slots().len()
     }
 
-    fn slot(&self, id: BlockId<T>) -> &Slot {
+    pub(crate) fn slot(&self, id: BlockId<T>) -> &Slot {
         &self.region.slots()[id.index()]
     }
 
@@ -64,15 +64,19 @@ impl<T> Tier<T> {
         Index::new(self.region.buckets())
     }
 
-    fn free_bitmap(&self) -> FreeBitmap<'_> {
+    pub(crate) fn gauges(&self) -> &Gauges {
+        &self.region.header().gauges
+    }
+
+    pub(crate) fn free_bitmap(&self) -> FreeBitmap<'_> {
         FreeBitmap::new(self.region.header(), self.region.bitmap(), self.len())
     }
 
-    fn order(&self) -> EvictionOrder<'_> {
-        EvictionOrder::new(self.region.header(), self.region.slots())
+    pub(crate) fn order(&self) -> EvictionOrder<'_> {
+        EvictionOrder::new(self.region.header(), self.region.slots(), T::HAS_ONE_TAKER)
     }
 
-    fn count(gauge: &AtomicI64, change: i64) {
+    pub(crate) fn count(gauge: &AtomicI64, change: i64) {
         // Relaxed: gauges of this kind are only read as statistics.
         gauge.fetch_add(change, Relaxed);
     }
@@ -80,12 +84,12 @@ impl<T> Tier<T> {
     /// Slots that an allocation can get now; exact for the only thread that allocates and holds.
     pub(crate) fn num_available(&self) -> usize {
         // Acquire, as in `num_free`: what was counted can be found.
-        let idle = self.region.header().gauges.idle.load(Acquire);
+        let idle = self.gauges().idle.load(Acquire);
         self.free_bitmap().num_free() + at_least_zero(idle)
     }
 
     pub(crate) fn counts(&self) -> TierCounts {
-        let gauges = &self.region.header().gauges;
+        let gauges = self.gauges();
         // Relaxed: statistics.
         let read = |gauge: &AtomicI64| at_least_zero(gauge.load(Relaxed));
         let (total, taken, cached) = (self.len(), read(&gauges.taken), read(&gauges.cached));
@@ -165,7 +169,7 @@ impl<T> Tier<T> {
 
     /// Asks the processor for the buckets of a hash that will be looked up soon.
     #[inline]
-    pub(crate) fn prefetch_buckets(&self, hash: &BlockHash) {
+    pub(crate) fn prefetch_buckets(&self, hash: Mixed) {
         let index = self.index();
         index.prefetch(index.place(hash));
     }
@@ -194,22 +198,8 @@ impl<T> Tier<T> {
     }
 
     /// Whether the tier has a hash, or is receiving it.
-    pub(crate) fn knows(&self, hash: &BlockHash) -> bool {
-        let has = |at: usize| {
-            let slot = &self.region.slots()[at];
-            (slot.word().state() != State::Free && slot.has_hash(hash)).then_some(())
-        };
-        self.index().find(hash, has).is_some()
-    }
-
-    /// Starts to take holds.
-    pub(crate) fn holds(&self) -> TierHolds<'_, T> {
-        TierHolds { tier: self, num_idle: 0 }
-    }
-
-    /// Starts up to `n` releases and refreshes.
-    pub(crate) fn releases(&self, n: usize) -> TierReleases<'_, T> {
-        TierReleases { tier: self, releases: self.order().releases(n), num_published: 0 }
+    pub(crate) fn knows(&self, mixed: Mixed, hash: &BlockHash) -> bool {
+        self.index().find(mixed, |at| self.has(at, hash).then_some(())).is_some()
     }
 
     /// Appends up to `n` slots, claimed: the lowest free ones, then evicted ones, all in ascending order. Each evicted
@@ -224,16 +214,17 @@ impl<T> Tier<T> {
         let start = slots.len();
         self.free_bitmap().take_lowest(n, slots);
         for &slot in &slots[start..] {
-            let claim = |word: Word| Some(word.with_state(State::Claimed).with_holds(1).renewed());
-            let _ = self.region.slots()[slot as usize].update(claim);
+            let claim = |word: Word| word.with_state(State::Claimed).with_holds(1).renewed();
+            self.region.slots()[slot as usize].update_owned(claim);
         }
         let num_free = slots.len() - start;
         if num_free < n {
             if let Some(evictor) = self.order().try_take() {
-                slots.extend(std::iter::from_fn(|| evictor.evict()).take(n - num_free).map(|slot| slot as u32));
+                evictor.evict(n - num_free, slots);
+                evictor.count_evicted(slots.len() - start - num_free);
             }
             self.remove_evicted(&slots[start + num_free..], on_evict);
-            Self::count(&self.region.header().gauges.cached, num_free as i64 + start as i64 - slots.len() as i64);
+            Self::count(&self.gauges().cached, num_free as i64 + start as i64 - slots.len() as i64);
             slots[start..].sort_unstable();
         }
         slots.len() - start
@@ -242,53 +233,76 @@ impl<T> Tier<T> {
     fn remove_evicted(&self, evicted: &[u32], mut on_evict: impl FnMut(BlockId<T>, BlockHash)) {
         const AHEAD: usize = 8;
         let hash_of = |slot: u32| self.region.slots()[slot as usize].hash();
-        for (at, &slot) in evicted.iter().enumerate() {
-            if let Some(&next) = evicted.get(at + AHEAD) {
-                self.prefetch_buckets(&hash_of(next));
+        let mut mixed = [Mixed::default(); AHEAD];
+        for at in 0..evicted.len() + AHEAD {
+            let soon = &mut mixed[at % AHEAD];
+            // Of the slot whose turn it is, before that of a later one takes its place.
+            let now = *soon;
+            if let Some(&slot) = evicted.get(at) {
+                *soon = hash_of(slot).mix();
+                self.prefetch_buckets(*soon);
             }
-            let hash = hash_of(slot);
-            self.index().remove(&hash, slot as usize);
-            on_evict(BlockId::new(slot as usize), hash);
+            let Some(&slot) = at.checked_sub(AHEAD).and_then(|at| evicted.get(at)) else { continue };
+            self.index().remove(now, slot as usize);
+            on_evict(BlockId::new(slot as usize), hash_of(slot));
         }
     }
 
     /// Enters a slot that the caller owns into the index under the hash that it was given.
     pub(crate) fn enter(&self, id: BlockId<T>, hash: &BlockHash) -> Inserted {
-        let is_same = |at: usize| {
-            let slot = &self.region.slots()[at];
-            slot.word().state() != State::Free && slot.has_hash(hash)
-        };
-        self.index().insert(hash, id.index(), is_same)
+        self.index().insert(hash, id.index(), |at| self.has(at, hash))
+    }
+
+    /// First half of `enter`: the entry stays only if `confirm` says so. Any number of slots may be entered first, and
+    /// then confirmed after one `after_entering`, which costs as much as entering several.
+    pub(crate) fn enter_first(&self, id: BlockId<T>, mixed: Mixed, hash: &BlockHash) -> bool {
+        self.index().enter(mixed, id.index(), |at| self.has(at, hash)) == Inserted::Yes
+    }
+
+    /// Second half of `enter`.
+    pub(crate) fn confirm(&self, id: BlockId<T>, mixed: Mixed, hash: &BlockHash) -> bool {
+        self.index().confirm(mixed, id.index(), |at| self.has(at, hash)) == Inserted::Yes
+    }
+
+    /// Whether a slot that is not free has a hash.
+    fn has(&self, at: usize, hash: &BlockHash) -> bool {
+        let slot = &self.region.slots()[at];
+        slot.word().state() != State::Free && slot.has_hash(hash)
     }
 
     /// Makes a claimed slot a hit under `hash`, its hold staying; false, and nothing changed, if the index has the hash
     /// or no room. The caller counts what is published, see `count_published`.
     pub(crate) fn publish(&self, id: BlockId<T>, hash: &BlockHash) -> bool {
         self.set_hash(id, hash);
-        if self.enter(id, hash) != Inserted::Yes {
-            return false;
+        let is_entered = self.enter(id, hash) == Inserted::Yes;
+        if is_entered {
+            self.publish_entered(id);
         }
-        let result =
-            self.slot(id).update(|word| (word.state() == State::Claimed).then(|| word.with_state(State::Cached)));
-        debug_assert!(result.is_ok(), "publishing {id:?}: {result:?}");
-        true
+        is_entered
+    }
+
+    /// Second half of `publish`: makes a claimed slot a hit that has been entered and confirmed.
+    pub(crate) fn publish_entered(&self, id: BlockId<T>) {
+        self.slot(id).update_owned(|word| {
+            debug_assert_eq!(word.state(), State::Claimed);
+            word.with_state(State::Cached)
+        });
     }
 
     /// Counts claimed slots that were published.
     pub(crate) fn count_published(&self, num_published: usize) {
-        Self::count(&self.region.header().gauges.cached, num_published as i64);
+        Self::count(&self.gauges().cached, num_published as i64);
     }
 
     /// Makes a claimed slot the destination of a copy; `num_holds` is one if a request waits for it, else zero. The
     /// caller counts the slots, see `count_expected`, before anybody can end a copy.
     pub(crate) fn expect_copy(&self, id: BlockId<T>, num_holds: u32) {
-        let wait = |word: Word| Some(word.with_state(State::InFlight).with_holds(num_holds));
-        let _ = self.slot(id).update(wait);
+        self.slot(id).update_owned(|word| word.with_state(State::InFlight).with_holds(num_holds));
     }
 
     /// Counts slots that became destinations of copies.
     pub(crate) fn count_expected(&self, num_expected: usize) {
-        Self::count(&self.region.header().gauges.in_flight, num_expected as i64);
+        Self::count(&self.gauges().in_flight, num_expected as i64);
     }
 
     /// Ends the copy to an in-flight slot without publishing: the slot is claimed by the request that waits for it, or
@@ -298,7 +312,7 @@ impl<T> Tier<T> {
             debug_assert_eq!(word.state(), State::InFlight);
             Some(word.with_state(if word.num_holds() > 0 { State::Claimed } else { State::Free }))
         });
-        Self::count(&self.region.header().gauges.in_flight, -1);
+        Self::count(&self.gauges().in_flight, -1);
         if result.is_ok_and(|(_, new)| new.state() == State::Free) {
             self.free_bitmap().put([id.index()]);
         }
@@ -322,7 +336,7 @@ impl<T> Tier<T> {
             return false;
         }
         self.index().remove(&self.hash(id), id.index());
-        Self::count(&self.region.header().gauges.cached, -1);
+        Self::count(&self.gauges().cached, -1);
         true
     }
 
@@ -336,8 +350,8 @@ impl<T> Tier<T> {
             }
             on_remove(BlockId::new(at), hash);
             self.index().remove(&hash, at);
-            Self::count(&self.region.header().gauges.cached, -1);
-            Self::count(&self.region.header().gauges.idle, -1);
+            Self::count(&self.gauges().cached, -1);
+            Self::count(&self.gauges().idle, -1);
             self.releases(1).unhold(BlockId::new(at));
         }
     }
@@ -414,90 +428,5 @@ impl<T> Tier<T> {
             }
         }
         Ok(seen)
-    }
-}
-
-/// Holds of one call on a tier. They are taken at once and counted together: until then others may count on idle slots
-/// that have gone, and then find fewer than they counted on, which an allocation in a shared tier allows for.
-pub(crate) struct TierHolds<'a, T> {
-    tier: &'a Tier<T>,
-    /// Slots that were idle before.
-    num_idle: i64,
-}
-
-impl<T> TierHolds<'_, T> {
-    /// Takes a hold on a hit; false if it has ceased to be one.
-    #[inline]
-    pub(crate) fn hold(&mut self, hit: &Hit<T>) -> bool {
-        self.hold_if(hit.id, |word| word.generation() == hit.generation)
-    }
-
-    /// Takes a hold on a slot that the caller knows to be cached, since nobody else evicts from this tier.
-    #[inline]
-    pub(crate) fn hold_cached(&mut self, id: BlockId<T>) {
-        let held = self.hold_if(id, |_| true);
-        debug_assert!(held, "slot {id:?} is not cached");
-    }
-
-    #[inline]
-    fn hold_if(&mut self, id: BlockId<T>, may: impl Fn(Word) -> bool) -> bool {
-        let result = self
-            .tier
-            .slot(id)
-            .update(|word| (word.state() == State::Cached && may(word)).then(|| word.with_holds(word.num_holds() + 1)));
-        self.num_idle += i64::from(result.is_ok_and(|(old, _)| old.num_holds() == 0));
-        result.is_ok()
-    }
-}
-
-impl<T> Drop for TierHolds<'_, T> {
-    fn drop(&mut self) {
-        if self.num_idle > 0 {
-            Tier::<T>::count(&self.tier.region.header().gauges.idle, -self.num_idle);
-        }
-    }
-}
-
-/// Releases of one call on a tier.
-pub(crate) struct TierReleases<'a, T> {
-    tier: &'a Tier<T>,
-    releases: Releases<'a>,
-    /// In-flight slots that were published, counted together at the end.
-    num_published: i64,
-}
-
-impl<T> TierReleases<'_, T> {
-    /// Drops a hold. At zero a cached slot becomes evictable, the youngest; a claimed one becomes free.
-    pub(crate) fn unhold(&mut self, id: BlockId<T>) {
-        if self.releases.unhold(id.index()).state() == State::Free {
-            self.tier.free_bitmap().put([id.index()]);
-        }
-    }
-
-    /// Makes an in-flight slot whose hash is in the index a hit, held by the request that waits for it; where none does,
-    /// it is evictable, the youngest.
-    pub(crate) fn publish_copied(&mut self, id: BlockId<T>) {
-        self.num_published += 1;
-        self.releases.publish_copied(id.index());
-    }
-
-    /// Makes a hit that nobody holds the youngest; any other stays as it is.
-    ///
-    /// By a hold of its own: without one, another thread could evict the slot before it is stamped, and the stamp would
-    /// fall on the next owner's.
-    pub(crate) fn refresh(&mut self, id: BlockId<T>) {
-        if self.tier.holds().hold_if(id, Word::is_idle) {
-            self.unhold(id);
-        }
-    }
-}
-
-impl<T> Drop for TierReleases<'_, T> {
-    fn drop(&mut self) {
-        if self.num_published > 0 {
-            let gauges = &self.tier.region.header().gauges;
-            Tier::<T>::count(&gauges.in_flight, -self.num_published);
-            Tier::<T>::count(&gauges.cached, self.num_published);
-        }
     }
 }

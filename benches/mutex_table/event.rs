@@ -1,7 +1,5 @@
 //! What became a hit and what ceased to be one, for routers and for tests.
 
-use std::collections::VecDeque;
-
 use crate::mutex_table::block::BlockHash;
 
 /// Most events that wait to be drained.
@@ -38,20 +36,20 @@ pub(crate) struct Event {
     pub(crate) block_id: u32,
 }
 
-/// Events that wait to be drained; the oldest are dropped, and counted, when nobody drains them.
+/// Events that wait to be drained. When as many wait as may, those that follow are dropped, and counted.
 #[derive(Debug, Default)]
 pub(crate) struct EventLog {
-    waiting: VecDeque<Event>,
+    waiting: Vec<Event>,
     pub(crate) num_dropped: u64,
 }
 
 impl EventLog {
     pub(crate) fn push(&mut self, kind: EventKind, tier: TierName, block_hash: BlockHash, block_id: usize) {
         if self.waiting.len() == MAX_EVENTS {
-            self.waiting.pop_front();
             self.num_dropped += 1;
+            return;
         }
-        self.waiting.push_back(Event { kind, tier, block_hash, block_id: block_id as u32 });
+        self.waiting.push(Event { kind, tier, block_hash, block_id: block_id as u32 });
     }
 
     pub(crate) fn drain(&mut self) -> Vec<Event> {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 
-from kvtier._core import Admission, BlockTable, Event, Plan, Swaps, __build__, __version__
+from kvtier._core import Admission, BlockTable, Event, HostTable, Plan, Swaps, __build__, __version__
 from kvtier.errors import (
     ConfigError,
     InvariantError,
@@ -33,6 +33,7 @@ __all__ = [
     "CopyEngine",
     "Event",
     "HostMemory",
+    "HostTable",
     "InvariantError",
     "KvtierError",
     "MemoryLayout",

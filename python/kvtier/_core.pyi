@@ -14,6 +14,7 @@ __all__ = [
     "DescribedMemory",
     "Event",
     "HostArena",
+    "HostTable",
     "OutlinedTickets",
     "Plan",
     "Swaps",
@@ -341,12 +342,117 @@ class BlockTable:
     def stats(self) -> dict[str, int]:
         """Counters since construction and gauges of now, by name; see docs/design.md, section Statistics."""
     def events(self) -> list[Event]:
-        """What became a hit and what ceased to be one since the last call, in order; at most 65,536 are kept."""
+        """What became a hit and what ceased to be one since the last call, in order.
+
+        At most 65,536 wait; what follows is dropped, and counted in `stats()["events_dropped"]`.
+        """
     def audit(self) -> None:
         """Prove the table's invariants, in time proportional to its size.
 
         Raises:
             InvariantError: One does not hold; the text names it and the slot.
+        """
+
+@final
+class HostTable:
+    """The Cpu tier beside an engine that owns its Gpu blocks itself; see docs/vllm.md. For one thread at a time.
+
+    Blocks are keyed by the engine's own 32-byte hashes, as they are. Gpu block ids pass through unchanged.
+    """
+
+    def __new__(cls, cpu_blocks: int, ranks: int = 1, history_blocks: int = 0) -> HostTable:
+        """Make an empty table.
+
+        Args:
+            cpu_blocks: Slots, 1 .. 2**24.
+            ranks: Workers that acknowledge each ticket, 1 .. 32.
+            history_blocks: Blocks whose uses are remembered, for `offer(only_repeated=True)`, 0 .. 2**26.
+
+        Raises:
+            ConfigError: An argument is outside its limits.
+        """
+
+    @property
+    def cpu_blocks(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    def lookup(self, digests: _Digests) -> tuple[int, bool]:
+        """Find leading blocks that could be loaded now; hold nothing.
+
+        Returns:
+            Number of leading hits that no open ticket is loading, and whether the block after them is being loaded:
+            then it is better waited for than loaded twice.
+
+        Raises:
+            ConfigError: A digest is not 32 bytes long.
+        """
+    def load(self, digests: _Digests, gpu_ids: Sequence[int] | Buffer) -> tuple[int, npt.NDArray[np.int32]] | None:
+        """Plan loads of hits, which are held until every rank has acknowledged.
+
+        Args:
+            digests: Block hashes.
+            gpu_ids: Destination of each, 0 .. 2**24 - 1.
+
+        Returns:
+            The ticket and rows (Cpu block id, Gpu block id), shape (n, 2), int32, in the order given. None, and nothing
+            held, if there are no digests or one of them is not a hit.
+
+        Raises:
+            ConfigError: An argument is outside its limits.
+        """
+    def note_use(self, digests: _Digests) -> None:
+        """Take note that a request uses blocks; to be called once per request and block.
+
+        Raises:
+            ConfigError: A digest is not 32 bytes long.
+        """
+    def offer(
+        self,
+        digests: _Digests,
+        gpu_ids: Sequence[int] | Buffer,
+        max_blocks: int | None = None,
+        only_repeated: bool = False,
+    ) -> tuple[int | None, npt.NDArray[np.int32]]:
+        """Plan stores of those blocks that the tier lacks, evicting the least recently released for them.
+
+        Args:
+            digests: Block hashes.
+            gpu_ids: Source of each, 0 .. 2**24 - 1.
+            max_blocks: Most stores to plan; what is left out may be offered again. None: no limit.
+            only_repeated: Leave out what was used only once, as `note_use` was told.
+
+        Returns:
+            The ticket, None if there is nothing to store, and rows (Gpu block id, Cpu block id): shape (n, 2), int32.
+
+        Raises:
+            ConfigError: An argument is outside its limits.
+        """
+    def complete(self, ticket: int, rank: int = 0, failed: Sequence[int] | Buffer = ()) -> bool:
+        """Acknowledge the copies of a ticket; nothing becomes a hit before every rank has.
+
+        A pair that failed on any rank is forgotten: the destination of a store is free again, the source of a load is
+        withdrawn.
+
+        Returns:
+            True if this was the last rank and the ticket is finished.
+
+        Raises:
+            ConfigError: rank or an index is out of range; nothing was changed.
+            StaleTicketError: The ticket is unknown, finished, or acknowledged by this rank before.
+        """
+    def open_tickets(self) -> list[int]:
+        """Tickets that wait for an acknowledgement, oldest first."""
+    def reset(self) -> bool:
+        """Forget every block, and what open stores bring; False, and nothing changed, while a load is open."""
+    def events(self) -> list[Event]:
+        """What became a hit and what ceased to be one since the last call, in order; at most 65,536 are kept."""
+    def stats(self) -> dict[str, int]:
+        """Counters since construction and gauges of now, by name."""
+    def audit(self) -> None:
+        """Prove that every slot is in one state and every hold belongs to a ticket.
+
+        Raises:
+            InvariantError: One does not hold.
         """
 
 @final

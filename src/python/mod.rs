@@ -3,6 +3,7 @@
 mod args;
 mod copy;
 mod errors;
+mod host;
 mod outline;
 mod plan;
 mod session_cell;
@@ -21,6 +22,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Swaps>()?;
     module.add_class::<plan::Event>()?;
+    module.add_class::<host::HostTable>()?;
     copy::register(module)?;
     module.add_class::<outline::OutlinedTickets>()?;
     Ok(())

@@ -109,6 +109,10 @@ impl Session {
             holds.hold_cached(block);
         }
         drop(holds);
+        if self.planned_loads.is_empty() {
+            // Before the holds: a block that is held and then withdrawn is counted after this.
+            self.num_withdrawn_before = shared.host.num_withdrawn.get();
+        }
         let mut holds = shared.cpu().holds();
         // Other sessions evict from the Cpu tier: the prefix ends where a hold does not succeed.
         shared.cpu().find_each(&hashes[gpu_hit_blocks..num_hittable], |hit: Option<Hit<_>>| match hit {
@@ -179,12 +183,17 @@ impl Session {
         let Self { table, store_queue, slots, .. } = self;
         let shared = &*table.shared;
         slots.clear();
+        if n == 0 {
+            return;
+        }
         let (mut num_evicted, mut num_lost) = (0, 0);
+        let mut events = shared.events();
         let taken = shared.gpu.allocate(n, slots, |id, hash| {
-            shared.push_event(EventKind::Removed, TierName::Gpu, hash, id.index());
+            events.push(EventKind::Removed, TierName::Gpu, hash, id.index());
             num_evicted += 1;
             num_lost += usize::from(store_queue.remove(id.index()));
         });
+        drop(events);
         debug_assert_eq!(taken, n, "the session alone takes Gpu slots, and it had counted them");
         shared.counters.gpu_evicted_blocks.add(num_evicted);
         shared.counters.stores_lost_blocks.add(num_lost);

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Loads, Session};
-use crate::block::{BlockId, CpuBlockId, GpuBlockId};
+use crate::block::{BlockId, CpuBlockId, GpuBlockId, TierKind};
 use crate::error::{Error, Result};
 use crate::slot::State;
 use crate::tier::Tier;
@@ -114,7 +114,7 @@ impl Session {
     }
 }
 
-fn audit_tier<T>(
+fn audit_tier<T: TierKind>(
     name: &str,
     tier: &Tier<T>,
     holds: &HashMap<BlockId<T>, u32>,

@@ -2,9 +2,9 @@
 
 use super::{Loads, Request, RequestId, Session};
 use crate::error::Result;
+use crate::holds::TierReleases;
 use crate::slot::State;
 use crate::sync::Relaxed;
-use crate::tier::TierReleases;
 use crate::{Cpu, Gpu};
 
 impl Session {
@@ -97,6 +97,6 @@ impl Session {
                 table.shared.gpu.count_published(usize::from(published));
             }
         }
-        gpu.unhold(block);
+        gpu.unhold_own(block);
     }
 }

@@ -9,9 +9,10 @@ mod step;
 
 use std::sync::Arc;
 
-use crate::block::{BlockHash, GpuBlockId};
+use crate::block::{BlockHash, GpuBlockId, Mixed};
 use crate::error::{Error, Result};
 use crate::event::{EventKind, TierName};
+use crate::index::Index;
 use crate::slot::State;
 use crate::slot_list::SlotList;
 use crate::sync::Relaxed;
@@ -30,6 +31,8 @@ pub struct Session {
     requests: Requests,
     /// Requests whose loads the next step lists, in order of admission.
     planned_loads: Vec<RequestRef>,
+    /// How many blocks the Cpu tier had withdrawn before the first of these was admitted.
+    num_withdrawn_before: u64,
     /// Published Gpu blocks that the Cpu tier lacks, oldest first.
     store_queue: SlotList,
     /// Tickets issued and not collected, oldest first.
@@ -61,6 +64,7 @@ impl Session {
             table: BlockTable { shared: Arc::new(shared) },
             requests: Requests::default(),
             planned_loads: Vec::new(),
+            num_withdrawn_before: 0,
             tickets: Vec::new(),
             num_collected: 0,
             slots: Vec::new(),
@@ -137,11 +141,13 @@ impl Session {
         if !shared.host.begin_reset() {
             return false;
         }
+        let mut events = shared.events();
         shared.gpu.clear(|id, hash| {
             store_queue.remove(id.index());
-            shared.push_event(EventKind::Removed, TierName::Gpu, hash, id.index());
+            events.push(EventKind::Removed, TierName::Gpu, hash, id.index());
         });
-        shared.cpu().clear(|id, hash| shared.push_event(EventKind::Removed, TierName::Cpu, hash, id.index()));
+        shared.cpu().clear(|id, hash| events.push(EventKind::Removed, TierName::Cpu, hash, id.index()));
+        drop(events);
         shared.host.end_reset();
         shared.counters.num_resets.add(1);
         self.note_store_queue();
@@ -176,11 +182,13 @@ impl Session {
                 shared.counters.stores_lost_blocks.add(1);
             }
         }
-        for request in copies.loads_by_request() {
+        // Where another load of the same block has failed, the Cpu tier has lost it.
+        let may_be_lost = shared.host.num_withdrawn.get() != copies.num_withdrawn_before;
+        for request in copies.loads_by_request().filter(|_| may_be_lost) {
             for load in &request.loads[..request.num_good] {
-                // Where another load of the same block has failed, the Cpu tier has lost it.
                 if shared.is_still_cached(load.destination, load.generation) {
-                    shared.offer_to_store(store_queue, load.destination, &shared.gpu.hash(load.destination));
+                    let hash = shared.gpu.hash(load.destination);
+                    shared.offer_to_store(store_queue, load.destination, hash.mix(), &hash);
                 }
             }
         }
@@ -209,34 +217,57 @@ impl Shared {
     }
 
     /// Puts a published Gpu block into the store queue, unless the Cpu tier has it or is receiving it.
-    fn offer_to_store(&self, store_queue: &mut SlotList, id: GpuBlockId, hash: &BlockHash) {
-        if self.cpu().len() > 0 && !store_queue.contains(id.index()) && !self.cpu().knows(hash) {
+    fn offer_to_store(&self, store_queue: &mut SlotList, id: GpuBlockId, mixed: Mixed, hash: &BlockHash) {
+        if self.cpu().len() > 0 && !store_queue.contains(id.index()) && !self.cpu().knows(mixed, hash) {
             store_queue.push_young(id.index());
         }
     }
 
     /// Makes a claimed Gpu block a hit, for the caller to count; false if another block is the hit for this hash already.
     fn publish(&self, store_queue: &mut SlotList, id: GpuBlockId, hash: &BlockHash) -> bool {
-        if !self.gpu.publish(id, hash) {
-            return false;
+        let published = self.gpu.publish(id, hash);
+        if published {
+            self.events().push(EventKind::Stored, TierName::Gpu, *hash, id.index());
+            self.offer_to_store(store_queue, id, hash.mix(), hash);
         }
-        self.push_event(EventKind::Stored, TierName::Gpu, *hash, id.index());
-        self.offer_to_store(store_queue, id, hash);
-        true
+        published
     }
 
     /// Publishes every full block of a request up to `num_tokens` that was not handled yet.
     fn commit(&self, store_queue: &mut SlotList, request: &mut Request, num_tokens: usize, block_size: usize) {
         let mut num_published = 0;
-        for position in request.handled_blocks..num_tokens / block_size {
-            if let Some(next) = request.hashes.get(position + 8) {
-                self.gpu.prefetch_buckets(next);
-                self.cpu().prefetch_buckets(next);
+        let mut events = self.events();
+        let end = num_tokens / block_size;
+        while request.handled_blocks < end {
+            // A batch has a bit for each of its blocks.
+            let batch = request.handled_blocks..end.min(request.handled_blocks + 64);
+            let Request { hashes, block_ids, .. } = &*request;
+            let mut entered = 0_u64;
+            let mut mixed = [Mixed::default(); 64];
+            for (position, mixed) in batch.clone().zip(&mut mixed) {
+                *mixed = hashes[position].mix();
+                self.gpu.prefetch_buckets(*mixed);
+                self.cpu().prefetch_buckets(*mixed);
+                self.gpu.set_hash(block_ids[position], &hashes[position]);
             }
-            // Not published: it stays a private duplicate of the block that is.
-            let published = self.publish(store_queue, request.block_ids[position], &request.hashes[position]);
-            num_published += usize::from(published);
-            request.handled_blocks = position + 1;
+            for position in batch.clone() {
+                let at = position - batch.start;
+                let is_entered = self.gpu.enter_first(block_ids[position], mixed[at], &hashes[position]);
+                entered |= u64::from(is_entered) << at;
+            }
+            Index::after_entering();
+            for position in batch.clone() {
+                let at = position - batch.start;
+                let (block, mixed, hash) = (block_ids[position], mixed[at], &hashes[position]);
+                // Not published: it stays a private duplicate of the block that is.
+                if entered >> at & 1 == 1 && self.gpu.confirm(block, mixed, hash) {
+                    self.gpu.publish_entered(block);
+                    events.push(EventKind::Stored, TierName::Gpu, *hash, block.index());
+                    self.offer_to_store(store_queue, block, mixed, hash);
+                    num_published += 1;
+                }
+            }
+            request.handled_blocks = batch.end;
         }
         self.gpu.count_published(num_published);
         request.valid_tokens = request.valid_tokens.max(num_tokens);

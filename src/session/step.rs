@@ -4,7 +4,7 @@ use super::admission::cpu_ids;
 use super::{Loads, Session};
 use crate::block::GpuBlockId;
 use crate::event::{EventKind, TierName};
-use crate::index::Inserted;
+use crate::index::Index;
 use crate::plan::Plan;
 use crate::ticket::{Load, Store};
 
@@ -28,11 +28,12 @@ impl Session {
         if self.planned_loads.is_empty() {
             return;
         }
-        let Self { table, requests, planned_loads, .. } = self;
+        let Self { table, requests, planned_loads, num_withdrawn_before, .. } = self;
         let shared = &*table.shared;
         // The requests that these loads belong to are live, so no reset can run.
         shared.host.begin_activity(1);
         plan.load_ticket = shared.tickets.issue(|_, copies| {
+            copies.num_withdrawn_before = *num_withdrawn_before;
             for owner in planned_loads.drain(..) {
                 let Some(request) = requests.resolve(owner) else { continue };
                 request.loads = Loads::Running;
@@ -85,14 +86,14 @@ impl Session {
         let shared = &*table.shared;
         slots.clear();
         let mut num_evicted = 0;
+        let mut events = shared.events();
         // Fewer than wanted where another session was faster, or is evicting now: the rest is stored at a later step.
         shared.cpu().allocate(wanted, slots, |id, hash| {
-            shared.push_event(EventKind::Removed, TierName::Cpu, hash, id.index());
+            events.push(EventKind::Removed, TierName::Cpu, hash, id.index());
             num_evicted += 1;
         });
+        drop(events);
         shared.counters.cpu_evicted_blocks.add(num_evicted);
-        let mut num_lost = 0;
-        let mut holds = shared.gpu.holds();
         // Before anybody can end one of the copies.
         shared.cpu().count_expected(slots.len().min(store_queue.len()));
         for destination in cpu_ids(slots) {
@@ -100,20 +101,36 @@ impl Session {
                 shared.cpu().releases(1).unhold(destination);
                 continue;
             };
-            let hash = shared.gpu.hash(source);
-            shared.cpu().set_hash(destination, &hash);
+            shared.cpu().set_hash(destination, &shared.gpu.hash(source));
             // In flight before it is in the index, so that whoever finds it there knows that it is on its way.
             shared.cpu().expect_copy(destination, 0);
-            if shared.cpu().enter(destination, &hash) != Inserted::Yes {
-                // Another session stores this block just now, or both index buckets are full.
-                shared.cpu().end_copy(destination);
-                num_lost += 1;
-                continue;
-            }
-            holds.hold_cached(source);
-            let generation = shared.gpu.word(source).generation();
-            stores.push(Store { source, generation, destination });
+            stores.push(Store { source, generation: shared.gpu.word(source).generation(), destination });
         }
-        shared.counters.stores_lost_blocks.add(num_lost);
+        // Of a block that another session stores just now, or for which both index buckets are full.
+        let forget = |store: &Store| {
+            shared.cpu().end_copy(store.destination);
+            shared.counters.stores_lost_blocks.add(1);
+        };
+        // In passes of their own: an exchange waits until what was written before it has reached the cache.
+        stores.retain(|store| {
+            let hash = shared.cpu().hash(store.destination);
+            let is_entered = shared.cpu().enter_first(store.destination, hash.mix(), &hash);
+            if !is_entered {
+                forget(store);
+            }
+            is_entered
+        });
+        Index::after_entering();
+        let mut holds = shared.gpu.holds();
+        stores.retain(|store| {
+            let hash = shared.cpu().hash(store.destination);
+            let is_confirmed = shared.cpu().confirm(store.destination, hash.mix(), &hash);
+            if is_confirmed {
+                holds.hold_cached(store.source);
+            } else {
+                forget(store);
+            }
+            is_confirmed
+        });
     }
 }

@@ -6,11 +6,11 @@ mod config;
 
 use std::sync::Arc;
 
-use crate::block::BlockHash;
+use crate::block::{BlockHash, TierKind};
 use crate::error::{Error, Result};
-use crate::event::{Event, EventKind, EventLog, TierName};
+use crate::event::{Event, EventLog, EventPushes};
 use crate::hash::{self, Chain, Identity};
-use crate::stats::{Counters, SharedCounters, Stats};
+use crate::stats::{Counter, Counters, SharedCounters, Stats};
 use crate::sync::{at_least_zero, AcqRel, AtomicI64, AtomicU64, Relaxed, Release};
 use crate::ticket::Tickets;
 use crate::tier::Tier;
@@ -23,6 +23,8 @@ pub use config::Config;
 pub(crate) struct HostTier {
     pub(crate) tier: Tier<Cpu>,
     pub(crate) events: EventLog,
+    /// Blocks that were withdrawn because a load of them failed, for all sessions.
+    pub(crate) num_withdrawn: Counter,
     /// Live requests and open tickets of all sessions; the top bit while a reset runs.
     activity: AtomicU64,
 }
@@ -78,6 +80,7 @@ impl Shared {
             None => Arc::new(HostTier {
                 tier: Tier::new(config.cpu_blocks, "cpu_blocks")?,
                 events: EventLog::new(),
+                num_withdrawn: Counter::default(),
                 activity: AtomicU64::new(0),
             }),
         };
@@ -97,8 +100,9 @@ impl Shared {
         &self.host.tier
     }
 
-    pub(crate) fn push_event(&self, kind: EventKind, tier: TierName, hash: BlockHash, block_id: usize) {
-        self.host.events.push(kind, tier, hash, block_id);
+    /// Starts the events of one call.
+    pub(crate) fn events(&self) -> EventPushes<'_> {
+        self.host.events.pushes()
     }
 }
 
@@ -145,7 +149,7 @@ impl BlockTable {
 
     /// How many leading blocks are in the Gpu tier, and how many after those in the Cpu tier.
     pub fn lookup_hashed(&self, hashes: &[BlockHash]) -> (usize, usize) {
-        fn count<T>(tier: &Tier<T>, hashes: &[BlockHash]) -> usize {
+        fn count<T: TierKind>(tier: &Tier<T>, hashes: &[BlockHash]) -> usize {
             let mut num_hits = 0;
             tier.find_each(hashes, |hit| {
                 num_hits += usize::from(hit.is_some());

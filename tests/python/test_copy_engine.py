@@ -175,6 +175,24 @@ def test_polling_and_submitting_never_wait_for_copies() -> None:
     assert np.array_equal(buffers.host.array(), buffers.gpu)
 
 
+def test_a_thousand_tickets_are_taken_while_much_is_copied() -> None:
+    buffers = Buffers(512 + 1000, MIB // 2)
+    engine = buffers.engine
+    engine.submit_pairs(1000, "store", buffers.pairs(0, 512))
+    times = []
+    for ticket in range(1000):
+        pairs = np.array([(512 + ticket, 512 + ticket)], np.int32)
+        start = time.perf_counter()
+        engine.submit_pairs(ticket, "store", pairs)
+        times.append(time.perf_counter() - start)
+    # 1 ms each is the aim, benches/python/bench_copy_beside.py measures it; single calls may meet a busy machine.
+    assert sorted(times)[950] < 0.001
+    reports = buffers.collect(1001)
+    assert sorted(reports) == list(range(1001))
+    assert not any(reports.values())
+    assert np.array_equal(buffers.host.array(), buffers.gpu)
+
+
 def test_python_runs_while_bytes_move() -> None:
     buffers = Buffers(192, 2 * MIB)  # 384 MiB
     counted, waiting = 0, threading.Event()

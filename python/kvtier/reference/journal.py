@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Literal
 
 from kvtier.reference.results import Event
@@ -45,21 +44,20 @@ class Journal:
 
     def __init__(self) -> None:
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self._events: deque[Event] = deque()
+        self._events: list[Event] = []
 
     def count(self, counter: str, amount: int = 1) -> None:
         """Move a counter up."""
         self.counters[counter] += amount
 
     def record(self, kind: Literal["stored", "removed"], tier: TierName, block_hash: bytes, block_id: int) -> None:
-        """Note an event; beyond the most that may wait, the oldest is lost."""
+        """Note an event; beyond the most that may wait, it is lost."""
         if len(self._events) == MAX_WAITING_EVENTS:
-            self._events.popleft()
             self.count("events_dropped")
+            return
         self._events.append(Event(kind, tier, block_hash, block_id))
 
     def drain(self) -> list[Event]:
         """The events since the last call, in order."""
-        drained = list(self._events)
-        self._events.clear()
+        drained, self._events = self._events, []
         return drained
