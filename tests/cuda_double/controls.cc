@@ -94,8 +94,12 @@ void free_device_memory(void* address) {
     free(address);
 }
 void adopt_device_memory(void* address, size_t bytes) {
+    const auto start = reinterpret_cast<uint64_t>(address);
     Lock lock(world().mutex);
-    world().device_ranges[reinterpret_cast<uint64_t>(address)] = bytes;
+    auto& ranges = world().device_ranges;
+    for (auto it = ranges.begin(); it != ranges.end();)  // what was there before is gone
+        it = it->first < start + bytes && start < it->first + it->second ? ranges.erase(it) : std::next(it);
+    ranges[start] = bytes;
 }
 void disown_device_memory(void* address) {
     Lock lock(world().mutex);

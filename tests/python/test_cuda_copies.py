@@ -133,7 +133,7 @@ def test_a_load_waits_for_the_last_reader_of_its_destination(
 
 def test_layers_arrive_in_waves(rig_of: Callable[..., Rig], double: Double) -> None:
     rig = rig_of("L4")
-    double.set_library_delay_us(20_000)  # a wave takes longer than the compute stream takes to read a layer
+    double.set_library_delay_us(100_000)  # a wave takes longer than the compute stream takes to read a layer
     parts = np.zeros((3, 512), np.uint8)
     last_before = rig.block_on_gpu(3)[-512:]
     ticket = rig.submit("load", [(2, 3)])
