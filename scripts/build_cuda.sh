@@ -21,14 +21,17 @@ for architecture in 90 100 120; do
 done
 host=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Werror
 nvcc=$(command -v "$nvcc")
-{ # nvcc would link too, but write the paths of this machine into the library
+compile_and_link() { # nvcc would link too, but write the paths of this machine into the library
+  local file
   for file in csrc/*.cc csrc/*.cu; do
     PATH="$(dirname "$nvcc"):$PATH" "$nvcc" -std=c++17 -O3 "${codes[@]}" -Werror all-warnings -Xcompiler "$host" \
-      -Xptxas -v,-warn-spills -DKVTIER_COMPARE_WITH_DRIVER -c "$file" -o "$work/$(basename "$file").o"
+      -Xptxas -v,-warn-spills -DKVTIER_COMPARE_WITH_DRIVER -c "$file" -o "$work/$(basename "$file").o" || return 1
   done
   "${CXX:-g++}" -shared -s -Wl,-z,defs -Wl,--version-script=csrc/exports.map "$work"/*.o \
     -L"$(dirname "$nvcc")/../lib" -lcudart_static -lpthread -ldl -lrt -o "$work/libkvtier_cuda.so"
-} >"$work/log" 2>&1 || {
+}
+rm -f "$work"/*.o # what is left must not stand in for what no longer compiles
+compile_and_link >"$work/log" 2>&1 || {
   cat "$work/log" >&2
   exit 1
 }
