@@ -28,7 +28,7 @@ compile_and_link() { # nvcc would link too, but write the paths of this machine 
       -Xptxas -v,-warn-spills -DKVTIER_COMPARE_WITH_DRIVER -c "$file" -o "$work/$(basename "$file").o" || return 1
   done
   "${CXX:-g++}" -shared -s -Wl,-z,defs -Wl,--version-script=csrc/exports.map "$work"/*.o \
-    -L"$(dirname "$nvcc")/../lib" -lcudart_static -lpthread -ldl -lrt -o "$work/libkvtier_cuda.so"
+    -L"$(dirname "$nvcc")/../lib" -L"$(dirname "$nvcc")/../lib64" -lcudart_static -lpthread -ldl -lrt -o "$work/libkvtier_cuda.so"
 }
 rm -f "$work"/*.o # what is left must not stand in for what no longer compiles
 compile_and_link >"$work/log" 2>&1 || {
