@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test build wheel lint test-rust loom stress asan test-python test-vllm test-vllm-older instructions fuzz mutants bench bench-rivals bench-vllm fmt lock clean
+.PHONY: help demo test build build-cuda wheel lint test-rust loom stress asan test-python test-vllm test-vllm-older test-cuda-double instructions fuzz mutants mutants-cuda bench bench-rivals bench-vllm gpu-test gpu-bench fmt lock clean
 
 PY := .venv/bin/python
 ARGS ?=
@@ -31,6 +31,9 @@ ifeq ($(RUSTUP_HOME)$(wildcard $(HOME)/.rustup/toolchains/*),)
   endif
 endif
 
+# Without GPU_PYTHON: the extension is compiled, and .venv gets a wheel with it.
+GPU_SETUP = @$(if $(GPU_PYTHON),true,$(MAKE) --no-print-directory build-cuda && scripts/setup.sh --wheel run demo test)
+
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
@@ -38,10 +41,15 @@ demo: ## set up .venv, build and install the wheel, run `kvtier demo` (options: 
 	@scripts/setup.sh --wheel run demo
 	.venv/bin/kvtier demo $(ARGS)
 
-test: lint test-rust loom test-python test-vllm instructions ## set up .venv, build and install the wheel, run every check and every test
+test: build-cuda lint test-rust loom test-cuda-double test-python test-vllm instructions ## set up .venv, build and install the wheel, run every check and every test
 
 build: ## build the wheel in release mode and install it in .venv, without the demo's packages
 	@scripts/setup.sh --wheel run
+
+build-cuda: ## compile the CUDA extension into python/kvtier, from where the next wheel takes it (NVCC=path: another nvcc)
+	@scripts/prerequisites.sh --cxx >/dev/null
+	@$(if $(NVCC),,scripts/setup.sh cuda)
+	scripts/build_cuda.sh
 
 wheel: build ## build the wheel in release mode: dist/kvtier-*.whl
 	@ls -l dist/kvtier-*.whl
@@ -56,6 +64,7 @@ lint: ## check formatting, lints, types and the type stub of the core
 	$(PY) -m mypy
 	$(PY) scripts/check_notes.py
 	$(PY) scripts/mutate.py --check
+	$(PY) scripts/mutate_cuda.py --check
 	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml kvtier._core
 
 test-rust: ## run the Rust tests
@@ -106,6 +115,13 @@ fuzz: ## fuzz the table for FUZZ_SECONDS (3600); needs cargo-fuzz and a nightly 
 mutants: ## put faults into a copy of the table, one at a time, and show that tests or models fail for each
 	python3 scripts/mutate.py $(ARGS)
 
+test-cuda-double: ## test the host code of the CUDA extension, without CUDA, also under the address and thread sanitizers
+	@scripts/prerequisites.sh --cxx >/dev/null
+	$(MAKE) --silent -j2 -C tests/cuda_double run
+
+mutants-cuda: ## put faults into a copy of the CUDA extension and show that a test against the double fails for each
+	python3 scripts/mutate_cuda.py $(ARGS)
+
 instructions: ## count the instructions of fixed work by callgrind and compare with benches/instructions.json (ARGS=--update)
 	@scripts/prerequisites.sh >/dev/null
 	python3 scripts/instructions.py $(ARGS)
@@ -118,6 +134,14 @@ bench: ## run all benches of the table; writes benches/results/<date>.json and d
 
 bench-rivals: ## install the systems that `make bench` compares with in .venv-bench (about 3 GB on top of torch)
 	scripts/bench_rivals.sh
+
+gpu-test: ## test the CUDA extension on a GPU, skipped where there is none (GPU_PYTHON=python3: one that has kvtier's wheel, torch, pytest)
+	$(GPU_SETUP)
+	$(or $(GPU_PYTHON),$(PY)) -m pytest -p no:cacheprovider tests/gpu $(ARGS)
+
+gpu-bench: ## measure the CUDA extension on a GPU (options: ARGS="--json FILE --write"; GPU_PYTHON as for gpu-test)
+	$(GPU_SETUP)
+	$(or $(GPU_PYTHON),$(PY)) benches/python/gpu/bench_gpu.py $(ARGS)
 
 fmt: ## format the Rust and the Python code
 	@scripts/setup.sh test
@@ -135,8 +159,9 @@ lock: ## resolve requirements/*.lock again, after a change of pyproject.toml or 
 	$(RESOLVE) pyproject.toml --extra demo -c requirements/demo.in -o requirements/demo.lock
 	$(RESOLVE) pyproject.toml -c requirements/demo.lock -o requirements/run.lock
 	$(RESOLVE) requirements/test.in -c requirements/demo.lock -o requirements/test.lock
+	$(RESOLVE) requirements/cuda.in -c requirements/demo.lock -o requirements/cuda.lock
 	$(RESOLVE) requirements/bench.in -c requirements/test.lock -o requirements/bench.lock
 
 clean: ## remove .venv and everything that was built
-	rm -rf .venv .venv-bench .venv-vllm* dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf python/kvtier/libkvtier_cuda.so .venv .venv-bench .venv-vllm* dist target .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Looks for what `make` cannot install: Linux, CPython, a Rust toolchain, a C compiler and linker. Prints the path of the
 # Python interpreter to use, or names on stderr everything that is missing or too old, with the version found and the
-# version wanted, and exits with 1. With `--lint` it also wants rustfmt and clippy.
+# version wanted, and exits with 1. With `--lint` it also wants rustfmt and clippy, with `--cxx` g++ and its sanitizers.
 #
 # PYTHON=... in the environment selects an interpreter; without it the first that fits is taken.
 set -uo pipefail
@@ -92,6 +92,18 @@ check_cc() { # Rust links with `cc`; a compiler without the C library's start fi
   fi
 }
 
+check_cxx() { # the host code of the CUDA extension is tested as C++
+  local sanitizer
+  if ! command -v g++ >/dev/null 2>&1; then
+    problems+=("g++: not found; wanted: a C++17 compiler (on Debian: apt-get install g++).")
+    return
+  fi
+  for sanitizer in address thread; do
+    echo 'int main() {}' | g++ -x c++ -fsanitize=$sanitizer -o /dev/null - >/dev/null 2>&1 ||
+      problems+=("g++: found $(command -v g++), without the $sanitizer sanitizer; wanted: its run-time libraries.")
+  done
+}
+
 [ "$(uname -s)" = Linux ] || problems+=("operating system: found $(uname -s); wanted: Linux.")
 python=""
 python_file=$(mktemp) || exit 1
@@ -104,6 +116,7 @@ if [ "${1:-}" = --lint ] && command -v cargo >/dev/null 2>&1; then
   check_rust_component clippy clippy rust-clippy
 fi
 check_cc
+[ "${1:-}" = --cxx ] && check_cxx
 
 if [ ${#problems[@]} -gt 0 ]; then
   echo "kvtier cannot be built on this machine yet:" >&2

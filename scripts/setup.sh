@@ -25,12 +25,13 @@ checksum() { # of the standard input
 }
 
 wheel_checksum() { # of everything that goes into the wheel, and of what builds it
-  local roots=(Cargo.toml Cargo.lock pyproject.toml README.md LICENSE requirements/build.lock src python) root
-  for root in build.rs csrc; do [ -e "$root" ] && roots+=("$root"); done
+  local roots=(Cargo.toml Cargo.lock pyproject.toml README.md LICENSE requirements/build.lock src python)
+  local cuda_library=python/kvtier/libkvtier_cuda.so # there after `make build-cuda`
   {
     rustc --version
     printf '%s\n' "${RUSTFLAGS:-}"
     find "${roots[@]}" -type f -not -path '*/__pycache__/*' -not -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    [ ! -e "$cuda_library" ] || sha256sum "$cuda_library"
   } | checksum
 }
 

@@ -15,6 +15,7 @@ __all__ = [
     "Event",
     "HostArena",
     "HostTable",
+    "OutlinedTickets",
     "Plan",
     "Swaps",
     "__build__",
@@ -550,3 +551,49 @@ class CopyWorkers:
         """Tell the threads to end and wait for it, at most `timeout_s`; whether they have ended."""
     def inject_failures(self, direction_name: str, pairs: list[int] | None, num_tickets: int) -> None: ...
     def stats(self) -> dict[str, int | float]: ...
+
+@final
+class OutlinedTickets:
+    """Tickets that the CUDA extension copies: validated, planned, apart from each other. `kvtier.cuda` wraps it."""
+
+    def __new__(cls, gpu: DescribedMemory, cpu: HostArena, slots_per_chunk: int, max_queued: int) -> OutlinedTickets:
+        """Check both sides against each other.
+
+        Args:
+            gpu: The engine's memory.
+            cpu: The host memory.
+            slots_per_chunk: Host slots in one chunk of registered memory; no piece crosses the border of two.
+            max_queued: Most open tickets, 1 .. 2**20.
+
+        Raises:
+            ConfigError: An argument is outside its limits, or the two memories do not fit each other.
+        """
+
+    def open(
+        self,
+        load_ticket: int | None,
+        loads: npt.NDArray[np.int32],
+        store_ticket: int | None,
+        stores: npt.NDArray[np.int32],
+    ) -> Sequence[tuple[int, bool, npt.NDArray[np.uint64]]]:
+        """Plan the lists of a plan that have a ticket, all or none.
+
+        Returns:
+            Per ticket (ticket, whether it loads, pieces). Pieces: shape (n, 6), uint64, rows (source address,
+            destination address, source stride, destination stride, bytes of a row, rows); those of loads fragment by
+            fragment, those of stores run by run.
+
+        Raises:
+            ConfigError: A block id is out of range, a destination occurs twice, or a ticket is missing or in use.
+            TransferError: Too many tickets are open, or a block is part of an open one.
+        """
+
+    def open_pairs(
+        self, ticket: int, direction_name: str, list: npt.NDArray[np.int32]
+    ) -> Sequence[tuple[int, bool, npt.NDArray[np.uint64]]]:
+        """As `open`, for one list under a ticket."""
+    def end(self, ticket: int, succeeded: bool) -> list[int] | None:
+        """Enter the end of a ticket: the indices of its failed pairs, all or none; None if it is not open."""
+    @property
+    def num_open(self) -> int:
+        """Tickets that have not ended."""

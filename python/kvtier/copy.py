@@ -64,7 +64,7 @@ class CopyEngine:
         max_queued: Most tickets in the engine, from submission until the report is collected, 1 .. 2**20.
 
     Raises:
-        ConfigError: An argument is outside its limits, or the two memories do not fit each other.
+        ConfigError: An argument is outside its limits, the two memories do not fit each other, or `gpu` is on a GPU.
         TransferError: The system refused to start a thread.
     """
 
@@ -73,6 +73,9 @@ class CopyEngine:
             raise TypeError(f"gpu: a MemoryLayout is wanted, not {type(gpu).__name__}")
         if not isinstance(cpu, HostMemory):
             raise TypeError(f"cpu: a HostMemory is wanted, not {type(cpu).__name__}")
+        if gpu.device is not None:
+            limit = "None: this engine copies with the processor, kvtier.cuda.CudaCopyEngine copies from and to a GPU"
+            raise ConfigError("gpu.device", gpu.device, limit)
         self._workers = CopyWorkers(gpu._described, gpu._owner, cpu._arena, num_threads, max_queued)
         self._gpu = gpu
         self._cpu = cpu

@@ -38,18 +38,24 @@ class MemoryLayout:
         fragments: Per fragment (address, block stride in bytes, bytes).
         num_blocks: Blocks, 1 .. 2**24.
         owner: Whatever keeps the memory allocated; held as long as a copy may touch it.
+        device: CUDA device that the memory is on; None: host memory.
 
     Raises:
         ConfigError: A value is outside its limits, or two fragments have a byte in common.
     """
 
-    def __init__(self, fragments: Iterable[tuple[int, int, int]], num_blocks: int, owner: object) -> None:
-        self._described = DescribedMemory(list(fragments), num_blocks)
+    def __init__(
+        self, fragments: Iterable[tuple[int, int, int]], num_blocks: int, owner: object, device: int | None = None
+    ) -> None:
+        listed = list(fragments)
+        self._described = DescribedMemory(listed, num_blocks)
         self._owner = owner
+        self._device = device
+        self._layer_ends = list(itertools.accumulate(size for _, _, size in listed))
 
     @classmethod
     def from_tensors(cls, tensors: Iterable[Any], block_dim: int = 0) -> MemoryLayout:
-        """Describe torch tensors or numpy arrays in host memory, for instance one per layer.
+        """Describe torch tensors, in host memory or on one CUDA device, or numpy arrays, for instance one per layer.
 
         Dimension `block_dim` counts blocks. What comes after it is the inside of a block and has to be contiguous; each
         index of what comes before it is a fragment of its own. So a layer of shape (blocks, 2, tokens, heads, size) has
@@ -62,7 +68,7 @@ class MemoryLayout:
             block_dim: Dimension that counts blocks, the same in each tensor.
 
         Raises:
-            ConfigError: A tensor is not in host memory, is read-only, has another number of blocks, or its block is
+            ConfigError: A tensor is elsewhere, is read-only, has another number of blocks, or its block is
                 not contiguous; or two tensors share bytes.
         """
         listed = [tensors] if hasattr(tensors, "__array_interface__") or hasattr(tensors, "data_ptr") else list(tensors)
@@ -74,20 +80,31 @@ class MemoryLayout:
             raise TypeError(f"block_dim: an int is wanted, not {type(block_dim).__name__}") from None
         fragments: list[tuple[int, int, int]] = []
         owners: list[object] = []
+        layer_ends: list[int] = []
+        device: int | None = None
         num_blocks: int | None = None
         for index, tensor in enumerate(listed):
             view = _View(f"tensors[{index}]", tensor)
             fragments += view.fragments(block_dim)
             owners.append(view.owner)
+            layer_ends.append(sum(size for _, _, size in fragments))
+            if index == 0:
+                device = view.device
+            elif view.device != device:
+                raise ConfigError(
+                    f"{view.name}.device", _device_name(view.device), f"{_device_name(device)}, as tensors[0]"
+                )
             blocks = view.shape[block_dim]
             if num_blocks is not None and blocks != num_blocks:
                 raise ConfigError(f"{view.name}.shape", view.shape, f"{num_blocks} blocks, as tensors[0]")
             num_blocks = blocks
         assert num_blocks is not None
         try:
-            return cls(fragments, num_blocks, owners)
+            layout = cls(fragments, num_blocks, owners, device)
         except ConfigError as error:
             raise ConfigError("tensors", error.value, f"{error.argument}: {error.limit}") from None
+        layout._layer_ends = layer_ends
+        return layout
 
     @property
     def num_blocks(self) -> int:
@@ -100,14 +117,25 @@ class MemoryLayout:
         return self._described.block_bytes
 
     @property
+    def device(self) -> int | None:
+        """CUDA device that the memory is on; None: host memory."""
+        return self._device
+
+    @property
+    def layer_ends(self) -> list[int]:
+        """Per layer, where its bytes end in a block; a layer is a tensor, or a fragment as it was given."""
+        return list(self._layer_ends)
+
+    @property
     def fragments(self) -> list[tuple[int, int, int]]:
         """Per fragment, after joining: (address, block stride in bytes, bytes)."""
         return self._described.fragments
 
     def __repr__(self) -> str:
+        device = "" if self.device is None else f", device={self.device}"
         return (
             f"MemoryLayout(num_blocks={self.num_blocks}, block_bytes={self.block_bytes}, "
-            f"fragments={len(self.fragments)})"
+            f"fragments={len(self.fragments)}{device})"
         )
 
 
@@ -178,11 +206,16 @@ class HostMemory:
         return f"HostMemory(num_blocks={self.num_blocks}, block_bytes={self.block_bytes})"
 
 
+def _device_name(device: int | None) -> str:
+    return "cpu" if device is None else f"cuda:{device}"
+
+
 class _View:
     """Shape, strides and address of a tensor or array, strides in bytes."""
 
     def __init__(self, name: str, tensor: Any) -> None:
         self.name = name
+        self.device: int | None = None
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if torch is not None and isinstance(tensor, torch.Tensor):
             self._take_tensor(torch, tensor)
@@ -198,8 +231,9 @@ class _View:
     def _take_tensor(self, torch: Any, tensor: Any) -> None:
         if tensor.layout != torch.strided:
             raise ConfigError(f"{self.name}.layout", tensor.layout, "torch.strided")
-        if tensor.device.type != "cpu":
-            raise ConfigError(f"{self.name}.device", tensor.device, "cpu: this engine copies with the processor")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"{self.name}.device", tensor.device, "cpu or cuda")
+        self.device = tensor.device.index if tensor.device.type == "cuda" else None
         self.itemsize = tensor.element_size()
         self.shape = tuple(tensor.shape)
         self.strides = tuple(stride * self.itemsize for stride in tensor.stride())

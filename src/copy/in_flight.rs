@@ -1,5 +1,6 @@
 //! Which blocks unfinished copies read and write, so that no copy can meet another on the same bytes.
 
+use super::error::CopyError;
 use super::planner::{CopyPlan, Direction, Run};
 
 const WRITTEN: u32 = u32::MAX;
@@ -13,6 +14,42 @@ pub(super) struct Conflict {
     pub(super) at_destination: bool,
     /// Whether the other copy writes it (else reads it).
     pub(super) written: bool,
+}
+
+impl Conflict {
+    /// The refusal: which pair of `pairs`, and which of the `others` (ticket, plan) has its block.
+    pub(super) fn describe<'a>(
+        &self,
+        plan: &CopyPlan,
+        pairs: &[[i32; 2]],
+        list: &'static str,
+        others: impl Iterator<Item = (u64, &'a CopyPlan)>,
+    ) -> CopyError {
+        let index = plan.order()[self.position] as usize;
+        let [source_id, destination_id] = pairs[index].map(i32::unsigned_abs);
+        let (source_tier, destination_tier) = plan.direction().tiers();
+        let (tier, block) =
+            if self.at_destination { (destination_tier, destination_id) } else { (source_tier, source_id) };
+        let names = |other: &CopyPlan| {
+            let (source_tier, destination_tier) = other.direction().tiers();
+            other.runs().iter().any(|run| {
+                let (start, its_tier) =
+                    if self.written { (run.destination, destination_tier) } else { (run.source, source_tier) };
+                its_tier == tier && (start..start + run.num_blocks).contains(&block)
+            })
+        };
+        let ticket = others.filter(|(_, plan)| names(plan)).map(|(ticket, _)| ticket).min();
+        CopyError::BlockInFlight {
+            list,
+            index,
+            source_id,
+            destination_id,
+            tier,
+            block,
+            role: if self.written { "the destination" } else { "the source" },
+            ticket: ticket.unwrap_or_default(), // whoever marked the block is among those searched
+        }
+    }
 }
 
 /// Per side and block: `WRITTEN`, or by how many copies it is read.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::chunk::{Cursor, Segments, CHUNK_BYTES};
 use super::error::CopyError;
-use super::in_flight::{Conflict, InFlight};
+use super::in_flight::InFlight;
 use super::layout::Geometry;
 use super::planner::{CopyPlan, Direction};
 
@@ -172,47 +172,11 @@ impl Queue {
         }
         match self.in_flight.enter(&plan) {
             Ok(()) => Ok((ticket, Arc::new(plan))),
-            Err(conflict) => Err(self.describe(conflict, &plan, &pairs, list, siblings)),
-        }
-    }
-
-    fn describe(
-        &self,
-        conflict: Conflict,
-        plan: &CopyPlan,
-        pairs: &[[i32; 2]],
-        list: &'static str,
-        siblings: &[(u64, Arc<CopyPlan>)],
-    ) -> CopyError {
-        let index = plan.order()[conflict.position] as usize;
-        let [source_id, destination_id] = pairs[index].map(i32::unsigned_abs);
-        let (source_tier, destination_tier) = plan.direction().tiers();
-        let (tier, block) =
-            if conflict.at_destination { (destination_tier, destination_id) } else { (source_tier, source_id) };
-        let names = |other: &CopyPlan| {
-            let (source_tier, destination_tier) = other.direction().tiers();
-            other.runs().iter().any(|run| {
-                let (start, its_tier) =
-                    if conflict.written { (run.destination, destination_tier) } else { (run.source, source_tier) };
-                its_tier == tier && (start..start + run.num_blocks).contains(&block)
-            })
-        };
-        let jobs = self.jobs.iter().map(|(&ticket, job)| (ticket, &job.plan));
-        let ticket = jobs
-            .chain(siblings.iter().map(|(ticket, plan)| (*ticket, plan)))
-            .filter(|(_, plan)| names(plan))
-            .map(|(ticket, _)| ticket)
-            .min();
-        let role = if conflict.written { "the destination" } else { "the source" };
-        CopyError::BlockInFlight {
-            list,
-            index,
-            source_id,
-            destination_id,
-            tier,
-            block,
-            role,
-            ticket: ticket.unwrap_or_default(), // whoever marked the block is among those searched
+            Err(conflict) => {
+                let jobs = self.jobs.iter().map(|(&ticket, job)| (ticket, &*job.plan));
+                let others = jobs.chain(siblings.iter().map(|(ticket, plan)| (*ticket, &**plan)));
+                Err(conflict.describe(&plan, &pairs, list, others))
+            }
         }
     }
 

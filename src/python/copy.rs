@@ -24,7 +24,7 @@ const SIGNAL_SLICE: Duration = Duration::from_millis(50);
 const MAX_TIMEOUT_S: f64 = 86_400.0;
 
 type Reports = Vec<(u64, Vec<u32>)>;
-type PairArray<'py> = PyReadonlyArray2<'py, i32>;
+pub(super) type PairArray<'py> = PyReadonlyArray2<'py, i32>;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<DescribedMemory>()?;
@@ -33,7 +33,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-fn raise(py: Python<'_>, error: CopyError) -> PyErr {
+pub(super) fn raise(py: Python<'_>, error: CopyError) -> PyErr {
     match error {
         CopyError::Config { argument, value, limit } => errors::config(py, &argument, &value, &limit),
         CopyError::TicketInUse { ticket } => {
@@ -72,10 +72,48 @@ fn pairs(list: &'static str, array: &PairArray<'_>) -> PyResult<Vec<[i32; 2]>> {
     Ok(array.as_array().rows().into_iter().map(|row| [row[0], row[1]]).collect())
 }
 
+/// One list under a ticket.
+pub(super) fn pairs_request(
+    ticket: &Bound<'_, PyAny>,
+    direction_name: &Bound<'_, PyAny>,
+    list: &PairArray<'_>,
+) -> PyResult<CopyRequest> {
+    let ticket = args::count("ticket", ticket)? as u64;
+    let direction = direction(direction_name)?;
+    Ok(CopyRequest { ticket, direction, pairs: pairs("pairs", list)?, list: "pairs" })
+}
+
+/// The lists of a plan that have a ticket; a list without one has to be empty.
+pub(super) fn plan_requests(
+    py: Python<'_>,
+    (load_ticket, loads): (Option<Bound<'_, PyAny>>, PairArray<'_>),
+    (store_ticket, stores): (Option<Bound<'_, PyAny>>, PairArray<'_>),
+) -> PyResult<Vec<CopyRequest>> {
+    let mut requests = Vec::with_capacity(2);
+    for (ticket, argument, direction, list, array) in [
+        (load_ticket, "load_ticket", Direction::Load, "loads", loads),
+        (store_ticket, "store_ticket", Direction::Store, "stores", stores),
+    ] {
+        let pairs = pairs(list, &array)?;
+        match ticket {
+            Some(ticket) => {
+                let ticket = args::count(argument, &ticket)? as u64;
+                requests.push(CopyRequest { ticket, direction, pairs, list });
+            }
+            None if pairs.is_empty() => {}
+            None => {
+                let limit = format!("a ticket for the {} pairs of {list}", pairs.len());
+                return Err(errors::config(py, argument, "None", &limit));
+            }
+        }
+    }
+    Ok(requests)
+}
+
 /// Where the blocks of the engine's memory are.
 #[pyclass(frozen, module = "kvtier._core")]
-struct DescribedMemory {
-    inner: layout::DescribedMemory,
+pub(super) struct DescribedMemory {
+    pub(super) inner: layout::DescribedMemory,
 }
 
 #[pymethods]
@@ -121,8 +159,8 @@ impl DescribedMemory {
 
 /// Host memory; a writable buffer of all its bytes.
 #[pyclass(frozen, module = "kvtier._core")]
-struct HostArena {
-    inner: Arc<crate::copy::HostArena>,
+pub(super) struct HostArena {
+    pub(super) inner: Arc<crate::copy::HostArena>,
 }
 
 #[pymethods]
@@ -266,9 +304,7 @@ impl CopyWorkers {
         list: PairArray<'_>,
     ) -> PyResult<()> {
         let py = list.py();
-        let ticket = args::count("ticket", ticket)? as u64;
-        let direction = direction(direction_name)?;
-        let request = CopyRequest { ticket, direction, pairs: pairs("pairs", &list)?, list: "pairs" };
+        let request = pairs_request(ticket, direction_name, &list)?;
         drop(list);
         self.submit_all(py, vec![request])
     }
@@ -281,24 +317,7 @@ impl CopyWorkers {
         store_ticket: Option<Bound<'_, PyAny>>,
         stores: PairArray<'_>,
     ) -> PyResult<()> {
-        let mut requests = Vec::with_capacity(2);
-        for (ticket, argument, direction, list, array) in [
-            (load_ticket, "load_ticket", Direction::Load, "loads", loads),
-            (store_ticket, "store_ticket", Direction::Store, "stores", stores),
-        ] {
-            let pairs = pairs(list, &array)?;
-            match ticket {
-                Some(ticket) => {
-                    let ticket = args::count(argument, &ticket)? as u64;
-                    requests.push(CopyRequest { ticket, direction, pairs, list });
-                }
-                None if pairs.is_empty() => {}
-                None => {
-                    let limit = format!("a ticket for the {} pairs of {list}", pairs.len());
-                    return Err(errors::config(py, argument, "None", &limit));
-                }
-            }
-        }
+        let requests = plan_requests(py, (load_ticket, loads), (store_ticket, stores))?;
         if requests.is_empty() {
             return Ok(());
         }

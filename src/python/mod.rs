@@ -4,6 +4,7 @@ mod args;
 mod copy;
 mod errors;
 mod host;
+mod outline;
 mod plan;
 mod session_cell;
 mod table;
@@ -23,5 +24,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Event>()?;
     module.add_class::<host::HostTable>()?;
     copy::register(module)?;
+    module.add_class::<outline::OutlinedTickets>()?;
     Ok(())
 }

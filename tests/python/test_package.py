@@ -105,6 +105,14 @@ def test_wheel_is_small_and_whole(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or "/sboms/" in name]
 
 
+def test_wheel_has_the_cuda_extension_if_it_was_compiled(wheel: Path) -> None:
+    compiled = REPOSITORY / "python/kvtier/libkvtier_cuda.so"
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = [archive.read(name) for name in archive.namelist() if name == "kvtier/libkvtier_cuda.so"]
+    assert shipped == ([compiled.read_bytes()] if compiled.exists() else [])
+    assert not any(str(REPOSITORY).encode() in content for content in shipped)
+
+
 def test_installed_core_is_optimised(wheel: Path) -> None:
     from kvtier import _core
 
