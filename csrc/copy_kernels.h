@@ -96,7 +96,8 @@ KVTIER_BOTH_SIDES void copy_units(const KernelWork& work, uint32_t warp, uint32_
     }
 }
 
-// Loads the kernel now: at the first launch CUDA might wait for the device to do so. An error: this device cannot run it.
+// Loads the kernel now: at the first launch CUDA might wait for the device to do so. An error: the device cannot run
+// it.
 cudaError_t load_copy_kernel();
 cudaError_t launch_copy(const KernelWork& work, cudaStream_t stream);
 

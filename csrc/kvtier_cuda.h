@@ -139,8 +139,8 @@ KVTIER_CUDA_EXPORT int32_t kvtier_cuda_unregister_host(int32_t device, uint64_t 
 
 KVTIER_CUDA_EXPORT int32_t kvtier_cuda_open(const kvtier_options* options, kvtier_copier** out, kvtier_error* error);
 
-// Waits at most `timeout_ms` for open copies; what was not polled is not reported any more. KVTIER_BUSY: they still run,
-// and the copier stays as it was.
+// Waits at most `timeout_ms` for open copies; what was not polled is not reported any more. KVTIER_BUSY: they still
+// run, and the copier stays as it was.
 KVTIER_CUDA_EXPORT int32_t kvtier_cuda_close(kvtier_copier* copier, uint32_t timeout_ms, kvtier_error* error);
 
 // Marks what has been enqueued on `stream` so far. At most 64 marks may be unfinished. Marks are numbers from 1 on.
