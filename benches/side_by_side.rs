@@ -13,7 +13,7 @@ use std::io::BufRead;
 use std::time::{Duration, Instant};
 
 use kvtier::hash::Identity;
-use kvtier::Session;
+use kvtier::{Config, Session};
 use mutex_table::MutexTable;
 use workload::{document, hit, miss, session, Full, Scheduler, Spill, BLOCK_SIZE};
 
@@ -111,14 +111,19 @@ fn main() {
     // Leaked: they live as long as the process.
     let make = |gpu_blocks, cpu_blocks| &*Box::leak(Box::new(MutexTable::new(gpu_blocks, cpu_blocks, BLOCK_SIZE)));
     let mut mutex = Tables::<&MutexTable>::new("mutex", make);
-    let hasher = session(1, 0).table().clone();
+    let hashers = [("kvtier: hash 256", "sha256"), ("kvtier: xxh3 256", "xxh3")].map(|(figure, hash)| {
+        let config = Config { hash: hash.into(), ..Config::new(1, 1, BLOCK_SIZE) };
+        (figure, Session::new(&config).expect("a table").table().clone())
+    });
     let tokens: Vec<u32> = (0..256 * BLOCK_SIZE as u32).collect();
     for _line in std::io::stdin().lock().lines() {
         let mut figures = Figures::new();
         ours.round(&mut figures);
         mutex.round(&mut figures);
-        let hash = mean((0..50).map(|_| time(|| hasher.block_hashes(&tokens, &Identity::default()))));
-        figures.insert("kvtier: hash 256".into(), hash);
+        for (figure, table) in &hashers {
+            let hash = mean((0..50).map(|_| time(|| table.block_hashes(&tokens, &Identity::default()))));
+            figures.insert((*figure).into(), hash);
+        }
         let shown: Vec<_> = figures.iter().map(|(name, value)| format!("{name:?}: {value:.3}")).collect();
         println!("{{{}}}", shown.join(", "));
     }

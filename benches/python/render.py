@@ -39,6 +39,7 @@ ROWS = [
     ("1280 blocks into a full Cpu tier: plan, acknowledge", "store side 1280", "store side 1280"),
     ("1280 blocks back from the Cpu tier: find, hold, reserve, plan, acknowledge", "hit side 1280", "hit side 1280"),
     ("SHA-256 of 256 blocks", "hash 256", "hash 256"),
+    ("XXH3 of 256 blocks", "xxh3 256", "xxh3 256"),
 ]
 
 TARGETS = [
@@ -50,6 +51,7 @@ TARGETS = [
     ("20k-token document, store side, Python", "kvtier", "store side 1280", 120),
     ("20k-token document, hit side, Python", "kvtier", "hit side 1280", 120),
     ("SHA-256 of 256 blocks, Python", "kvtier", "hash 256", 30),
+    ("XXH3 of 256 blocks, Python", "kvtier", "xxh3 256", 3),
 ]
 
 SIZES = ("1k", "20k", "100k", "1M")

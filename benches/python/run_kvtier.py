@@ -13,7 +13,11 @@ def main() -> None:
     hits = {size: Hits(blocks, 256) for size, blocks in [("20k", 20_000), ("1M", 1_000_000)]}
     small_hits, misses, small_misses = Hits(20_000, 3), Misses(20_000, 40_000, 256), Misses(20_000, 40_000, 3)
     spill = Spill()
-    hasher, tokens = BlockTable(1, 0, BLOCK_SIZE), array.array("I", range(256 * BLOCK_SIZE))
+    hashers = {
+        "hash 256": BlockTable(1, 0, BLOCK_SIZE),
+        "xxh3 256": BlockTable(1, 0, BLOCK_SIZE, hash="xxh3"),
+    }
+    tokens = array.array("I", range(256 * BLOCK_SIZE))
 
     def prepared(prepare, call, finish=None) -> float:
         prepare()
@@ -31,7 +35,8 @@ def main() -> None:
             prepared(spill.prepare_store, spill.store, spill.finish_store) for _ in range(10)
         )
         figures["hit side 1280"] = mean(prepared(spill.prepare_hit, spill.hit, spill.finish_hit) for _ in range(14))
-        figures["hash 256"] = mean(microseconds(lambda: hasher.block_hashes(tokens)) for _ in range(50))
+        for name, table in hashers.items():
+            figures[name] = mean(microseconds(lambda table=table: table.block_hashes(tokens)) for _ in range(50))
         return figures
 
     serve(one_round)

@@ -149,7 +149,8 @@ class BlockTable:
             store: Which blocks to store: `"eager"`, every published block that the Cpu tier lacks.
             max_store_blocks_per_step: Most stores that one `step` plans, 0 or more; None: no limit.
             ranks: Workers that must acknowledge each ticket, 1 .. 32.
-            hash: How token ids become block hashes: `"sha256"`.
+            hash: How token ids become block hashes: `"sha256"`, or `"xxh3"` (128 bits), several times as fast, for a
+                single trusted tenant: who knows `root` can make two prompts that share a block's hash.
             root: Mixed into every block hash. Put in it whatever makes blocks of two engines incompatible: model,
                 dtype, layout.
 

@@ -246,7 +246,7 @@ impl BlockTable {
         let (tokens, identity) = (args::token_ids(token_ids)?, args::identity(salt, adapter, media)?);
         let result = self.table.block_hashes(&tokens, &identity);
         let hashes = result.map_err(|error| errors::from_error(py, error))?;
-        Ok(PyBytes::new(py, &hashes.iter().flat_map(|hash| hash.0).collect::<Vec<u8>>()))
+        Ok(PyBytes::new(py, hashes.iter().map(|hash| hash.0).collect::<Vec<_>>().as_flattened()))
     }
 
     fn reset(&self, py: Python<'_>) -> PyResult<bool> {

@@ -2,6 +2,7 @@
 
 use crate::block::{MAX_BLOCKS, MAX_BLOCK_SIZE};
 use crate::error::{Error, Result};
+use crate::hash::Algorithm;
 use crate::ticket::MAX_RANKS;
 
 /// What a table is made from.
@@ -21,7 +22,7 @@ pub struct Config {
     pub max_store_blocks_per_step: Option<usize>,
     /// Workers that acknowledge each ticket, 1 to [`MAX_RANKS`].
     pub ranks: u32,
-    /// Name of the hash function: `sha256`.
+    /// Name of the hash function: `sha256` or `xxh3`, see [`Algorithm`].
     pub hash: String,
     /// Mixed into every block hash.
     pub root: Vec<u8>,
@@ -55,13 +56,23 @@ impl Config {
                 return Err(Error::config(name, value, format!("{low} .. {high}")));
             }
         }
-        let names = [("policy", &self.policy, "lru"), ("store", &self.store, "eager"), ("hash", &self.hash, "sha256")];
+        let names: [(_, _, &[&str]); 3] = [
+            ("policy", &self.policy, &["lru"]),
+            ("store", &self.store, &["eager"]),
+            ("hash", &self.hash, &Algorithm::NAMES),
+        ];
         for (argument, name, known) in names {
-            if name != known {
-                return Err(Error::config(argument, format!("{name:?}"), format!("one of: {known:?}")));
+            if !known.contains(&name.as_str()) {
+                let known: Vec<_> = known.iter().map(|name| format!("{name:?}")).collect();
+                return Err(Error::config(argument, format!("{name:?}"), format!("one of: {}", known.join(", "))));
             }
         }
         Ok(())
+    }
+
+    /// The hash function; the default where the name has not been checked.
+    pub(crate) fn algorithm(&self) -> Algorithm {
+        Algorithm::from_name(&self.hash).unwrap_or(Algorithm::Sha256)
     }
 
     /// Whether blocks of a table of `self` mean the same in a table of `other`.
@@ -71,6 +82,9 @@ impl Config {
         }
         if self.block_size != other.block_size {
             return Err(Error::config("block_size", self.block_size, format!("{}, as shared", other.block_size)));
+        }
+        if self.hash != other.hash {
+            return Err(Error::config("hash", format!("{:?}", self.hash), format!("{:?}, as shared", other.hash)));
         }
         Ok(())
     }

@@ -92,7 +92,7 @@ impl Shared {
             num_requests: AtomicI64::new(0),
             store_queue_blocks: AtomicI64::new(0),
             config: config.clone(),
-            root: hash::table_root(config.block_size, &config.root),
+            root: hash::table_root(config.block_size, &config.root, config.algorithm()),
         })
     }
 
@@ -135,7 +135,8 @@ impl BlockTable {
             let limit = format!("below the number of tokens, {}", token_ids.len());
             return Err(Error::config("media offset", item.offset, limit));
         }
-        let mut chain = Chain::new(self.shared.root, self.shared.config.block_size, identity);
+        let mut chain =
+            Chain::new(self.shared.root, self.shared.config.block_size, identity, self.shared.config.algorithm());
         hashes.reserve(token_ids.len() / self.shared.config.block_size);
         chain.extend(token_ids, hashes);
         Ok(chain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 Identity = str | bytes | int
@@ -25,9 +25,26 @@ def field(tag: bytes, value: Identity) -> bytes:
     return tag + kind + len(payload).to_bytes(8, "little") + payload
 
 
-def root_hash(block_size: int, root: bytes) -> bytes:
+def root_hash(block_size: int, root: bytes, algorithm: str = "sha256") -> bytes:
     """The parent of the first block of a request without salt and adapter."""
-    return sha256(b"kvtier-root-v1" + u32(block_size) + field(b"r", root)).digest()
+    text = b"kvtier-root-v1" + u32(block_size) + field(b"r", root)
+    if algorithm != "sha256":
+        text += field(b"h", algorithm)
+    return sha256(text).digest()
+
+
+def block_hash(algorithm: str, root: bytes, text: bytes) -> bytes:
+    """The hash of a block: `sha256`, or `xxh3` with the first bytes of the table's root as its seed.
+
+    Raises:
+        ModuleNotFoundError: `xxh3` is wanted, and the package xxhash is not installed.
+    """
+    if algorithm == "sha256":
+        return sha256(text).digest()
+    from xxhash import xxh3_128_intdigest
+
+    seed = int.from_bytes(root[:8], "little")
+    return int(xxh3_128_intdigest(text, seed)).to_bytes(32, "little")
 
 
 def request_root(root: bytes, salt: Identity | None, adapter: Adapter | None) -> bytes:
@@ -56,6 +73,9 @@ class TokenChain:
     """Position of the first token that is not in a full block yet."""
     tail: tuple[int, ...] = ()
     """The tokens from `start` on: fewer than `block_size`."""
+    algorithm: str = "sha256"
+    root: bytes = b""
+    """That of the table, from which `xxh3` has its seed."""
 
     def extended(self, tokens: Sequence[int]) -> tuple[TokenChain, list[bytes]]:
         """The chain after more tokens, and the hashes of the blocks that they filled."""
@@ -67,11 +87,11 @@ class TokenChain:
             for value, offset in self.media:
                 if start <= offset < start + self.block_size:
                     text += u32(offset - start) + field(b"m", value)
-            parent = sha256(text).digest()
+            parent = block_hash(self.algorithm, self.root, text)
             hashes.append(parent)
             start += self.block_size
         tail = tuple(waiting[len(hashes) * self.block_size :])
-        return TokenChain(self.block_size, parent, self.media, start, tail), hashes
+        return replace(self, parent=parent, start=start, tail=tail), hashes
 
 
 Chain = TokenChain | None

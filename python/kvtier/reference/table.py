@@ -53,10 +53,11 @@ class ReferenceBlockTable:
         if limit is not None:
             limit = arguments.integer("max_store_blocks_per_step", limit, 0, arguments.MAX_COUNT)
         self._ranks = arguments.integer("ranks", ranks, 1, 32)
-        arguments.choice("hash", hash, ["sha256"])
+        arguments.choice("hash", hash, ["sha256", "xxh3"])
         if not isinstance(root, bytes):
             raise TypeError(f"root must be bytes, not {type(root).__name__}")
-        self._root = hashing.root_hash(self._block_size, root)
+        self._hash = hash
+        self._root = hashing.root_hash(self._block_size, root, hash)
         self._blocks = Blocks(self._gpu_blocks, self._cpu_blocks, self._block_size, limit, self._ranks)
 
     @property
@@ -248,7 +249,8 @@ class ReferenceBlockTable:
     ) -> tuple[hashing.TokenChain, list[bytes]]:
         root = hashing.request_root(self._root, arguments.salt(salt), arguments.adapter(adapter))
         items = hashing.sorted_media(arguments.media(media, len(tokens)))
-        return hashing.TokenChain(self._block_size, root, items).extended(tokens)
+        chain = hashing.TokenChain(self._block_size, root, items, algorithm=self._hash, root=self._root)
+        return chain.extended(tokens)
 
     def reset(self) -> bool:
         """Forget every cached block of both tiers; False while a request is live or a ticket is open."""

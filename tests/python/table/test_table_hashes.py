@@ -122,3 +122,49 @@ def test_random_prompts_agree_with_the_text(make_table):
         table = make_table(1, 0, size, root=b"root")
         expected = expected_hashes.block_hashes(tokens, identity, size, b"root")
         assert hashes(table, tokens, identity.salt, identity.adapter, list(media)) == expected
+
+
+def test_xxh3_of_the_same_text(make_table):
+    xxhash = pytest.importorskip("xxhash", reason="requirements/test.in has it")
+    text = b"kvtier-root-v1" + b"\x04\0\0\0" + b"rb" + b"\x06\0\0\0\0\0\0\0" + b"secret"
+    root = sha256(text + b"hb" + b"\x04\0\0\0\0\0\0\0" + b"xxh3").digest()
+    salted = sha256(root + b"sb" + b"\x01\0\0\0\0\0\0\0" + b"a").digest()
+    seed = int.from_bytes(root[:8], "little")
+    media = b"\x02\0\0\0" + b"mi" + b"\x10\0\0\0\0\0\0\0" + b"\x07" + bytes(15)
+
+    def digest(text):
+        return bytes(reversed(xxhash.xxh3_128_digest(text, seed))) + bytes(16)
+
+    table = make_table(1, 0, 4, hash="xxh3", root=b"secret")
+    for parent, salt in [(root, None), (salted, "a")]:
+        first = digest(parent + b"\x01\0\0\0" * 4)
+        second = digest(first + b"\x02\0\0\0" * 4 + media)
+        assert hashes(table, [1] * 4 + [2] * 4 + [3], salt, None, [(7, 6)]) == [first, second]
+    assert hashes(table, [1] * 4) != hashes(make_table(1, 0, 4, hash="xxh3"), [1] * 4)
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 61, 1000])
+def test_xxh3_of_every_length(make_table, size):
+    xxhash = pytest.importorskip("xxhash", reason="requirements/test.in has it")
+    root = sha256(
+        b"kvtier-root-v1" + size.to_bytes(4, "little") + b"rb" + bytes(8) + b"hb\x04\0\0\0\0\0\0\0xxh3"
+    ).digest()
+    tokens = [random.Random(size).randrange(2**32) for _ in range(3 * size)]
+    parent, expected = root, []
+    for at in range(0, 3 * size, size):
+        text = parent + array("I", tokens[at : at + size]).tobytes()
+        parent = bytes(reversed(xxhash.xxh3_128_digest(text, int.from_bytes(root[:8], "little")))) + bytes(16)
+        expected.append(parent)
+    assert hashes(make_table(1, 0, size, hash="xxh3"), tokens) == expected
+
+
+def test_requests_find_their_blocks_by_xxh3(make_table):
+    table = make_table(8, 8, 4, hash="xxh3")
+    table.admit("a", range(17))
+    table.commit("a", 17)
+    plan = table.step()
+    table.complete(plan.store_ticket)
+    table.release("a")
+    assert table.lookup(range(17)) == (4, 0)
+    found = table.admit("b", range(9))
+    assert found.gpu_hit_blocks == 2
