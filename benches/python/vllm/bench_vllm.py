@@ -30,27 +30,31 @@ BLOCK = 32
 ANSWER_S = 600
 
 
+def environment_of_engines() -> dict[str, str]:
+    """One thread, one process, no network."""
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
 class Engine:
     """An engine's process."""
 
     def __init__(self, connector: str, **settings: Any) -> None:
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "0",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-        }
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "engine.py"), json.dumps({"connector": connector, **settings})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=environment,
+            env=environment_of_engines(),
         )
         assert self._line() == "ready"
 
@@ -84,6 +88,12 @@ class Engine:
 def spread(values: list[float]) -> dict[str, float]:
     """Least, middle and greatest."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    """Spread, and the quartiles."""
+    lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return {**spread(values), "lower_quartile": lower, "upper_quartile": upper}
 
 
 def long_documents(model: str, quick: bool) -> dict[str, Any]:
@@ -149,34 +159,65 @@ def first_token(model: str, rounds: int, quick: bool) -> dict[str, Any]:
 
 
 def no_benefit(model: str, rounds: int, quick: bool) -> dict[str, Any]:
-    """Prompts of which none comes twice: throughput with the connector against that without."""
+    """Prompts of which none comes twice: time with the connector against that without, in neighbouring jobs.
+
+    A second engine without a connector takes part: what it differs by is what the machine adds to any comparison.
+    Processor time counts the copy thread, and not what other processes take.
+    """
     count, num_tokens, max_new = (4, 128, 8) if quick else (16, 512, 32)
+    num_warm = 4
     blocks = -(-(num_tokens + max_new) // BLOCK) + 1
-    settings = {"model": model, "max_tokens": num_tokens + 64, "gpu_blocks": count * blocks + 8, "host_gib": 0.25}
-    engines = {name: Engine(name, **settings) for name in ("none", "kvtier")}
-    times: dict[str, list[float]] = {name: [] for name in engines}
-    for turn in range(rounds + 1):
+    settings = {
+        "model": model,
+        "max_tokens": num_tokens + 64,
+        "gpu_blocks": count * blocks + 8,
+        # Full when the measured rounds begin, so that all of it has been touched and every store evicts.
+        "host_gib": (num_warm - 1) * count * (num_tokens // BLOCK) * BLOCK * 4 * 2 * 4 * 32 * 4 / 2**30,
+    }
+    engines = {name: Engine(name.partition(" ")[0], **settings) for name in ("none", "none again", "kvtier")}
+    times: dict[str, dict[str, list[float]]] = {
+        measure: {name: [] for name in engines} for measure in ("seconds", "cpu_seconds")
+    }
+    for turn in range(-num_warm, rounds):
+        seeds = [1000 + (num_warm + turn) * count + at for at in range(count)]
         names = list(engines) if turn % 2 else list(engines)[::-1]
         for name in names:
-            seeds = [1000 + turn * count + at for at in range(count)]
-            seconds = engines[name].serve(seeds, num_tokens, max_new, together=True)["seconds"]
-            if turn:
-                times[name].append(seconds)
+            answer = engines[name].serve(seeds, num_tokens, max_new, together=True)
+            for measure, of in times.items():
+                if turn >= 0:
+                    of[name].append(answer[measure])
     for run in engines.values():
         run.close()
-    ratios = [own / other for own, other in zip(times["kvtier"], times["none"], strict=True)]
     return {
         "prompts": count,
         "tokens": num_tokens,
         "rounds": rounds,
-        "kvtier_over_none": spread(ratios),
-        "seconds": times,
+        "over_none": {
+            measure: {
+                name: quartiles([own / other for own, other in zip(of[name], of["none"], strict=True)])
+                for name in ("none again", "kvtier")
+            }
+            for measure, of in times.items()
+        },
+        **times,
     }
+
+
+def scheduler_calls(model: str, rounds: int, quick: bool) -> dict[str, Any]:
+    """What the connector asked its table for in a run, replayed on both systems; see scheduler_calls.py."""
+    command = [sys.executable, str(HERE / "scheduler_calls.py"), model, str(rounds), *(["--quick"] if quick else [])]
+    environment = environment_of_engines()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"scheduler_calls.py: exit status {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(lines[0].removeprefix("RESULT "))
 
 
 def table(figures: dict[str, Any]) -> str:
     """The figures as text."""
     documents, ttft, none = figures["long_documents"], figures["first_token"], figures["no_benefit"]
+    calls = figures["scheduler_calls"]
     lines = [
         f"{documents['documents']} documents of {documents['tokens']} tokens, pool for {documents['pool_documents']}",
         f"  {'':8} {'first s':>8} {'second s':>9} {'computed':>9} {'same output':>12} {'connector us/step':>18}",
@@ -197,9 +238,23 @@ def table(figures: dict[str, Any]) -> str:
         lines.append(
             f"  scheduler's side of {name}: {us['min']:.0f} / {us['median']:.0f} / {us['max']:.0f} us per step"
         )
-    ratio = none["kvtier_over_none"]
-    lines.append(f"{none['prompts']} prompts of {none['tokens']} tokens, none twice, {none['rounds']} paired rounds")
-    lines.append(f"  time over none: {ratio['min']:.3f} / {ratio['median']:.3f} / {ratio['max']:.3f}")
+    lines.append(f"{none['prompts']} prompts of {none['tokens']} tokens, none twice, {none['rounds']} paired rounds,")
+    lines.append("over no connector, min / quartile / median / quartile / max")
+    for measure, of in none["over_none"].items():
+        for name, ratio in of.items():
+            values = " / ".join(
+                f"{ratio[at]:.3f}" for at in ("min", "lower_quartile", "median", "upper_quartile", "max")
+            )
+            lines.append(f"  {measure:12} {name:11} {values}")
+    lines.append(
+        f"the same calls, us per step, min / median / max of {calls['rounds']} replays of {calls['steps']} steps"
+    )
+    for name, us in calls["us_per_step"].items():
+        blocks = calls["blocks"][name]
+        lines.append(
+            f"  {name:26} {us['min']:.1f} / {us['median']:.1f} / {us['max']:.1f}"
+            f"   ({blocks['loaded']} blocks loaded, {blocks['stored']} stored)"
+        )
     return "\n".join(lines)
 
 
@@ -216,7 +271,8 @@ def main() -> None:
             "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
             "long_documents": long_documents(model, arguments.quick),
             "first_token": first_token(model, arguments.rounds, arguments.quick),
-            "no_benefit": no_benefit(model, arguments.rounds, arguments.quick),
+            "no_benefit": no_benefit(model, 3 * arguments.rounds, arguments.quick),
+            "scheduler_calls": scheduler_calls(model, arguments.rounds, arguments.quick),
         }
     print(table(figures))
     if arguments.write:

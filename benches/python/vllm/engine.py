@@ -117,13 +117,14 @@ class Engine:
         prompts = [{"prompt_token_ids": tokens_of(seed, num_tokens)} for seed in seeds]
         self.seconds, self.num_steps = 0.0, 0
         times, outputs = [], []
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         for batch in [prompts] if together else [[prompt] for prompt in prompts]:
             start = time.perf_counter()
             outputs += self.llm.generate(batch, params, use_tqdm=False)
             times.append(time.perf_counter() - start)
         return {
             "seconds": time.perf_counter() - begin,
+            "cpu_seconds": time.process_time() - begin_cpu,
             "times": times,
             "computed": sum(len(o.prompt_token_ids) - (o.num_cached_tokens or 0) for o in outputs),
             "tokens": [list(o.outputs[0].token_ids) for o in outputs],
