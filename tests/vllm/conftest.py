@@ -81,7 +81,7 @@ def _makers(model_dir):
             "num_gpu_blocks_override": GPU_BLOCKS,
             "disable_log_stats": True,
         }
-        engine = LLM(model=model_dir, kv_transfer_config=transfer, **defaults | options)
+        engine = LLM(model=model_dir, **defaults | {"kv_transfer_config": transfer} | options)
         engines.append(engine)
         return engine
 
