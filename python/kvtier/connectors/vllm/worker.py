@@ -17,7 +17,9 @@ __all__ = ["WorkerSide", "describe"]
 
 _IDLE_WAIT_S = 0.002
 _COPY_TIMEOUT_S = 30.0
-"""A copy that takes longer is taken for lost, and the copy engine for dead."""
+"""If no copy ends for longer, the copy engine is taken for dead: queued ones may wait while others go on."""
+_LOST_TIMEOUT_S = 300.0
+"""A copy that takes longer is taken for lost, whatever others do."""
 
 
 def describe(tensors: Iterable[Any]) -> MemoryLayout:
@@ -71,6 +73,7 @@ class WorkerSide:
         self._loads: dict[int, tuple[Load, list[int]]] = {}
         # Number of pairs and time of submission, oldest first.
         self._open: dict[int, tuple[int, float]] = {}
+        self._last_end = float("-inf")
         self._received: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._acknowledgements = Acknowledgements()
@@ -148,14 +151,26 @@ class WorkerSide:
             self._die("a copy thread has panicked")
             return
         ticket, (_, since) = next(iter(self._open.items()))
-        if self._clock() - since > _COPY_TIMEOUT_S:
+        now = self._clock()
+        if now - max(since, self._last_end) > _COPY_TIMEOUT_S:
             self._die(f"ticket {ticket} was not copied within {_COPY_TIMEOUT_S:g} s")
+        elif now - since > _LOST_TIMEOUT_S:
+            self._die(f"ticket {ticket} was not copied within {_LOST_TIMEOUT_S:g} s, though others were")
 
     def _die(self, reason: str) -> None:
-        """No second tier any more: the threads end, so that nothing is written, and whatever is open has failed."""
+        """No second tier any more: the threads end, so that nothing is written, and whatever is open has failed.
+
+        Raises:
+            TransferError: A thread does not end, and may still write to blocks that vLLM would compute instead.
+        """
         self.death = reason
         self._acknowledgements.dead_ranks.append(self._rank)
-        self.engine.close(0.0)
+        try:
+            self.engine.close(0.0)
+        except TransferError as error:
+            # A thread that hangs in a store only reads vLLM's blocks, and nobody reads the host memory any more.
+            if any(ticket in self._loads for ticket in self._open):
+                raise TransferError(f"{reason}; a load may still write to KV blocks: {error}") from error
         self._collect(self.engine.poll())
         for ticket, (num_pairs, _) in list(self._open.items()):
             self._finish(ticket, list(range(num_pairs)))
@@ -169,6 +184,8 @@ class WorkerSide:
             self._fail(load, [destinations[index] for index in failed])
 
     def _collect(self, reports: list[tuple[int, list[int]]]) -> None:
+        if reports:
+            self._last_end = self._clock()
         for ticket, failed in reports:
             self._finish(ticket, failed)
 
