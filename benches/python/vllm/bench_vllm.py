@@ -68,10 +68,10 @@ class Engine:
             raise RuntimeError(f"the engine ended with exit status {self._process.wait(ANSWER_S)}")
         return line
 
-    def serve(self, seeds: list[int], num_tokens: int, max_new: int = 1, together: bool = False) -> dict[str, Any]:
+    def serve(self, seeds: list[int], num_tokens: int, max_new: int = 1, **how: bool) -> dict[str, Any]:
         """One job."""
         assert self._process.stdin is not None
-        job = {"seeds": seeds, "num_tokens": num_tokens, "max_new": max_new, "together": together}
+        job = {"seeds": seeds, "num_tokens": num_tokens, "max_new": max_new, "together": False, **how}
         print(json.dumps(job), file=self._process.stdin, flush=True)
         return json.loads(self._line())
 
@@ -159,47 +159,53 @@ def first_token(model: str, rounds: int, quick: bool) -> dict[str, Any]:
 
 
 def no_benefit(model: str, rounds: int, quick: bool) -> dict[str, Any]:
-    """Prompts of which none comes twice: time with the connector against that without, in neighbouring jobs.
+    """Prompts of which none comes twice: a job with the connector against the mean of one before and one after without.
 
-    A second engine without a connector takes part: what it differs by is what the machine adds to any comparison.
-    Processor time counts the copy thread, and not what other processes take.
+    All run in one engine, which loses its connector for the jobs without: two engines of one kind differ by ten percent
+    for as long as they live. What the jobs without differ by, the machine adds to any comparison. Processor time counts
+    the copy thread, and not what other processes take. The share of the connector's calls in a job's time depends on
+    no comparison, but leaves out what the copy thread takes from the others.
     """
     count, num_tokens, max_new = (4, 128, 8) if quick else (16, 512, 32)
     num_warm = 4
     blocks = -(-(num_tokens + max_new) // BLOCK) + 1
-    settings = {
-        "model": model,
-        "max_tokens": num_tokens + 64,
-        "gpu_blocks": count * blocks + 8,
+    run = Engine(
+        "kvtier",
+        model=model,
+        max_tokens=num_tokens + 64,
+        gpu_blocks=count * blocks + 8,
         # Full when the measured rounds begin, so that all of it has been touched and every store evicts.
-        "host_gib": (num_warm - 1) * count * (num_tokens // BLOCK) * BLOCK * 4 * 2 * 4 * 32 * 4 / 2**30,
-    }
-    engines = {name: Engine(name.partition(" ")[0], **settings) for name in ("none", "none again", "kvtier")}
-    times: dict[str, dict[str, list[float]]] = {
-        measure: {name: [] for name in engines} for measure in ("seconds", "cpu_seconds")
-    }
+        host_gib=(num_warm - 1) * count * (num_tokens // BLOCK) * BLOCK * 4 * 2 * 4 * 32 * 4 / 2**30,
+    )
+    next_seed = 1000
+    jobs: list[dict[str, Any]] = []
     for turn in range(-num_warm, rounds):
-        seeds = [1000 + (num_warm + turn) * count + at for at in range(count)]
-        names = list(engines) if turn % 2 else list(engines)[::-1]
-        for name in names:
-            answer = engines[name].serve(seeds, num_tokens, max_new, together=True)
-            for measure, of in times.items():
-                if turn >= 0:
-                    of[name].append(answer[measure])
-    for run in engines.values():
-        run.close()
+        answers = {}
+        for name in ("before", "kvtier", "after"):
+            seeds = list(range(next_seed, next_seed + count))
+            next_seed += count
+            answers[name] = run.serve(seeds, num_tokens, max_new, together=True, has_connector=name == "kvtier")
+        if turn >= 0:
+            jobs.append(answers)
+    run.close()
+    assert all(set(job["before"]["connector_seconds"].values()) == {0.0} for job in jobs)
+    assert all(min(job["kvtier"]["connector_seconds"].values()) > 0.0 for job in jobs)
+
+    def ratios(measure: str) -> dict[str, dict[str, float]]:
+        rows = [[job[name][measure] for name in ("before", "kvtier", "after")] for job in jobs]
+        return {
+            "none over none": quartiles([after / before for before, _, after in rows]),
+            "kvtier over none": quartiles([2 * own / (before + after) for before, own, after in rows]),
+        }
+
+    shares = [100 * sum(job["kvtier"]["connector_seconds"].values()) / job["kvtier"]["seconds"] for job in jobs]
     return {
         "prompts": count,
         "tokens": num_tokens,
         "rounds": rounds,
-        "over_none": {
-            measure: {
-                name: quartiles([own / other for own, other in zip(of[name], of["none"], strict=True)])
-                for name in ("none again", "kvtier")
-            }
-            for measure, of in times.items()
-        },
-        **times,
+        "ratios": {measure: ratios(measure) for measure in ("seconds", "cpu_seconds")},
+        "connector_percent": quartiles(shares),
+        "seconds": {name: [job[name]["seconds"] for job in jobs] for name in ("before", "kvtier", "after")},
     }
 
 
@@ -239,13 +245,14 @@ def table(figures: dict[str, Any]) -> str:
             f"  scheduler's side of {name}: {us['min']:.0f} / {us['median']:.0f} / {us['max']:.0f} us per step"
         )
     lines.append(f"{none['prompts']} prompts of {none['tokens']} tokens, none twice, {none['rounds']} paired rounds,")
-    lines.append("over no connector, min / quartile / median / quartile / max")
-    for measure, of in none["over_none"].items():
-        for name, ratio in of.items():
-            values = " / ".join(
-                f"{ratio[at]:.3f}" for at in ("min", "lower_quartile", "median", "upper_quartile", "max")
-            )
-            lines.append(f"  {measure:12} {name:11} {values}")
+    lines.append("min / quartile / median / quartile / max")
+
+    def five(of: dict[str, float]) -> str:
+        return " / ".join(f"{of[at]:.3f}" for at in ("min", "lower_quartile", "median", "upper_quartile", "max"))
+
+    for measure, by_name in none["ratios"].items():
+        lines += [f"  {measure:12} {name:21} {five(ratio)}" for name, ratio in by_name.items()]
+    lines.append(f"  percent of a job's time in the connector's calls: {five(none['connector_percent'])}")
     lines.append(
         f"the same calls, us per step, min / median / max of {calls['rounds']} replays of {calls['steps']} steps"
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CONNECTORS: dict[str, dict[str, Any] | None] = {
     "none": None,
@@ -25,6 +29,16 @@ SCHEDULER_CALLS = (
     "has_pending_push_work",
     "take_events",
     "get_kv_connector_stats",
+)
+WORKER_CALLS = (
+    "handle_preemptions",
+    "start_load_kv",
+    "wait_for_layer_load",
+    "save_kv_layer",
+    "wait_for_save",
+    "get_finished",
+    "get_block_ids_with_load_errors",
+    "build_connector_worker_meta",
 )
 
 
@@ -78,25 +92,30 @@ class Engine:
             disable_log_stats=True,
             disable_hybrid_kv_cache_manager=connector == "simple",
         )
-        core = self.llm.llm_engine.engine_core.engine_core
-        self.scheduler = core.scheduler
-        self.seconds = 0.0
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.seconds = {"scheduler": 0.0, "worker": 0.0}
         self.num_steps = 0
         if self.scheduler.connector is not None:
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
             for name in SCHEDULER_CALLS:
-                if hasattr(self.scheduler.connector, name):
-                    self._time(self.scheduler.connector, name)
+                self._time(self.scheduler.connector, name, "scheduler")
+            for name in WORKER_CALLS:
+                self._time(get_kv_transfer_group(), name, "worker")
         self._count(self.scheduler)
 
-    def _time(self, connector: Any, name: str) -> None:
-        call = getattr(connector, name)
+    def _time(self, connector: Any, name: str, side: str) -> None:
+        call = getattr(connector, name, None)
+        if call is None:
+            return
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.seconds += time.perf_counter() - start
+                self.seconds[side] += time.perf_counter() - start
 
         setattr(connector, name, timed)
 
@@ -109,13 +128,40 @@ class Engine:
 
         scheduler.schedule = counted
 
-    def serve(self, seeds: list[int], num_tokens: int, max_new: int, together: bool) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _without_connector(self) -> Iterator[None]:
+        """The same engine as if it had been started without: what vLLM asks to know is whether there is one."""
+        from vllm.distributed.kv_transfer import kv_transfer_state
+
+        both = self.scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT
+        self.scheduler.connector = kv_transfer_state._KV_CONNECTOR_AGENT = None
+        try:
+            yield
+        finally:
+            self.scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT = both
+
+    def _settle(self) -> None:
+        """Take the acknowledgements of the last copies, so that no block is held any more."""
+        for _ in range(1000):
+            if self.scheduler.connector is None or not self.scheduler.connector.has_pending_push_work():
+                return
+            self.core.step_fn()
+        raise RuntimeError("copies have not ended in 1000 steps")
+
+    def serve(
+        self, seeds: list[int], num_tokens: int, max_new: int, together: bool, has_connector: bool = True
+    ) -> dict[str, Any]:
         """Ask documents, one after another or all together."""
+        self._settle()
+        with contextlib.nullcontext() if has_connector else self._without_connector():
+            return self._serve(seeds, num_tokens, max_new, together)
+
+    def _serve(self, seeds: list[int], num_tokens: int, max_new: int, together: bool) -> dict[str, Any]:
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0.0, max_tokens=max_new, ignore_eos=True, detokenize=False)
         prompts = [{"prompt_token_ids": tokens_of(seed, num_tokens)} for seed in seeds]
-        self.seconds, self.num_steps = 0.0, 0
+        self.seconds, self.num_steps = {"scheduler": 0.0, "worker": 0.0}, 0
         times, outputs = [], []
         begin, begin_cpu = time.perf_counter(), time.process_time()
         for batch in [prompts] if together else [[prompt] for prompt in prompts]:
@@ -128,7 +174,8 @@ class Engine:
             "times": times,
             "computed": sum(len(o.prompt_token_ids) - (o.num_cached_tokens or 0) for o in outputs),
             "tokens": [list(o.outputs[0].token_ids) for o in outputs],
-            "connector_us_per_step": 1e6 * self.seconds / max(1, self.num_steps),
+            "connector_us_per_step": 1e6 * self.seconds["scheduler"] / max(1, self.num_steps),
+            "connector_seconds": self.seconds,
             "num_steps": self.num_steps,
         }
 
