@@ -2,9 +2,9 @@
 
 Run: python benches/python/bench_interpreter_lock.py
 
-`getppid` of the C library is called through ctypes, once so that the lock is released around it (CDLL), once so that it
-is kept (PyDLL); the difference is what releasing would add to each call of the table. The longest call of the table
-that is common, a 1280-block admission with its release, is timed beside it.
+Two functions of the C library are called through ctypes, once so that the lock is released around them (CDLL), once so
+that it is kept (PyDLL): `getppid`, which is short, and a `memset` that takes about as long as the longest common call of
+the table, a 1280-block hit, which is timed beside them. The difference is what releasing would add to a call.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kvtier import BlockTable
 from workload import BLOCK_SIZE
 
 ROUNDS = 9
+MEMSET_BYTES = 1 << 20
 
 
 def per_call_us(call: Callable[[], object], num_calls: int) -> float:
@@ -31,7 +32,8 @@ def per_call_us(call: Callable[[], object], num_calls: int) -> float:
 
 def main() -> None:
     """Print the figures, minimum and median of interleaved rounds."""
-    releasing, keeping = ctypes.CDLL(None).getppid, ctypes.PyDLL(None).getppid
+    releasing, keeping = ctypes.CDLL(None), ctypes.PyDLL(None)
+    memory = ctypes.create_string_buffer(MEMSET_BYTES)
     table = BlockTable(2000, 0, BLOCK_SIZE)
     tokens = range(1280 * BLOCK_SIZE + 1)
     digests = table.block_hashes(tokens)
@@ -44,8 +46,10 @@ def main() -> None:
         table.release(1)
 
     cases = {
-        "getppid, lock kept": (keeping, 20_000, 2_000),
-        "getppid, lock released": (releasing, 20_000, 20),
+        "getppid, lock kept": (keeping.getppid, 20_000, 2_000),
+        "getppid, lock released": (releasing.getppid, 20_000, 2_000),
+        "memset, lock kept": (lambda: keeping.memset(memory, 0, MEMSET_BYTES), 500, 100),
+        "memset, lock released": (lambda: releasing.memset(memory, 0, MEMSET_BYTES), 500, 20),
         "1280-block hit": (admission, 500, 100),
     }
     for beside in (False, True):
