@@ -3,8 +3,8 @@
 Run: python benches/python/bench_interpreter_lock.py
 
 Two functions of the C library are called through ctypes, once so that the lock is released around them (CDLL), once so
-that it is kept (PyDLL): `getppid`, which is short, and a `memset` that takes about as long as the longest common call of
-the table, a 1280-block hit, which is timed beside them. The difference is what releasing would add to a call.
+that it is kept (PyDLL): `getppid`, which is short, and a `memset` that takes about as long as the longest common call
+of the table, a 1280-block hit, which is timed beside them. The difference is what releasing would add to a call.
 """
 
 from __future__ import annotations
