@@ -103,6 +103,7 @@ impl BlockHash {
     /// Bytes of a block hash.
     pub const BYTES: usize = 32;
 
+    /// Odd, of full width.
     pub(crate) const KEYS: [u64; 4] =
         [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9, 0x27d4_eb2f_1656_67c5];
 
@@ -130,13 +131,12 @@ impl BlockHash {
     pub(crate) fn mix(&self) -> Mixed {
         // Each word is multiplied by an odd constant of full width, all four at the same time. Rotations, so that words
         // that change places do not give one sum; the last product is folded, so that all of it counts everywhere.
-        const KEYS: [u64; 4] = BlockHash::KEYS;
-        let [a, b, c, d] = self.to_words();
-        let sum = (a ^ KEYS[1]).wrapping_mul(KEYS[0])
-            ^ (b ^ KEYS[2]).wrapping_mul(KEYS[1]).rotate_left(17)
-            ^ (c ^ KEYS[3]).wrapping_mul(KEYS[2]).rotate_left(31)
-            ^ (d ^ KEYS[0]).wrapping_mul(KEYS[3]).rotate_left(47);
-        let product = u128::from(sum) * u128::from(KEYS[0]);
+        let ([a, b, c, d], [first, second, third, fourth]) = (self.to_words(), Self::KEYS);
+        let sum = (a ^ second).wrapping_mul(first)
+            ^ (b ^ third).wrapping_mul(second).rotate_left(17)
+            ^ (c ^ fourth).wrapping_mul(third).rotate_left(31)
+            ^ (d ^ first).wrapping_mul(fourth).rotate_left(47);
+        let product = u128::from(sum) * u128::from(first);
         Mixed(product as u64 ^ (product >> 64) as u64)
     }
 }

@@ -83,20 +83,6 @@ def test_failed_stores_are_forgotten(make_engine):
     tables.table.audit()
 
 
-def test_a_dead_copy_engine_degrades(make_engine):
-    docs = documents(5, 290, seed=9)
-    expected = one_by_one(make_engine(), docs)
-    engine = make_engine({"host_gib": 0.05})
-    known = {}
-    assert one_by_one(engine, docs[:3], known) == expected[:3]
-    tables, worker = sides_of(engine)
-    worker.engine.close()
-    assert one_by_one(engine, docs * 2, known) == expected * 2
-    settle(engine)
-    assert tables.is_dead
-    tables.table.audit()
-
-
 def test_swapped_blocks_are_noticed(make_engine):
     docs = documents(5, 290, seed=10)
     engine = make_engine({"host_gib": 0.05})

@@ -186,6 +186,7 @@ def test_the_end_of_the_copy_engine_is_told_once(make_engine, docs, expected):
     assert len(lines) == 1
     assert "no second tier from now on" in lines[0]
     compare_kv(engine, known)
+    tables.table.audit()
 
 
 def test_a_copy_that_never_ends_is_given_up(make_engine, docs, expected):
